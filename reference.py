@@ -5,12 +5,13 @@ dtype of the kernel: it calls what a PyTorch user would call. Its signature is t
 `autokernel/ops/<name>.py` makes arguments for the function of the same name.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -47,6 +48,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale
     grouped = q.shape[1] != k.shape[1]
     if not causal or q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
+    from torch.nn.attention.bias import causal_lower_right  # here, since it imports half of torch.compile
+
     mask = causal_lower_right(q.shape[2], k.shape[2])
     if grouped:  # the bias subclass refuses enable_gqa together with some backends; repeating is exact
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)

@@ -43,7 +43,7 @@ def say(key: str, value: Any) -> None:
 
 def note(message: str) -> None:
     """One line of progress on standard error."""
-    console.print(message, style="dim", markup=False)
+    console.print(message, style="dim", markup=False, soft_wrap=True)
 
 
 def integers(text: str) -> tuple[int, ...]:

@@ -209,8 +209,10 @@ class Verification(State, frozen=True, forbid_unknown_fields=True, kw_only=True)
     eager_ms: float | None  # medians; None: unmeasured
     ours_ms: float | None
     speedup: float | None
-    speedup_low: float | None  # bootstrap interval
+    speedup_low: float | None  # 95% bootstrap interval
     speedup_high: float | None
+    eager_graph_ms: float | None = None  # the same two in a CUDA graph; None: unmeasured or not capturable
+    ours_graph_ms: float | None = None
 
 
 AnyState = TypeVar("AnyState", bound=State)

@@ -1,0 +1,97 @@
+"""When is a kernel's answer right? One rule for every operation, dtype and gate. Do not edit."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# A kernel may be this much less accurate than PyTorch, in the largest error and in the root mean square.
+LARGEST_FACTOR, RMS_FACTOR = 4.0, 2.0
+# Below these multiples of the unit round-off u = eps / 2 the error is that of writing the answer down; float32 has no wider
+# type to add in, so there the order of additions shows too.
+LARGEST_FLOOR, RMS_FLOOR = 8.0, 1.0
+FLOAT32_FLOORS = 8.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether an answer is right; if not, one clause says by how much. `worst` is error / limit, right up to 1."""
+
+    right: bool
+    worst: float
+    reason: str = ""
+
+
+def compare(answer: Tensor, baseline: Tensor, oracle: Tensor) -> Comparison:
+    """Compare a kernel's answer with the oracle, with a tolerance taken from what PyTorch itself achieves.
+
+    `answer` and `baseline` (PyTorch's answer in the kernel's dtype) and `oracle` (float64, or float32 where float64 does not
+    fit) have one shape. The error of an element is |answer - oracle| / (|oracle| + r), where r is the root mean square of
+    the oracle's row (last dimension; of the whole, for a vector), so that neither a small element nor a small row is
+    judged by the size of others. With e the errors of the answer, b those of the baseline and u = eps / 2 of the dtype:
+
+        max(e) <= max(4 max(b), 8 u)    and    rms(e) <= max(2 rms(b), u)
+
+    with 64 u and 8 u in float32 (5e-7: TF32 is off by 3e-4). So a kernel as accurate as PyTorch passes, one that is more accurate passes, and one that computes in a lower precision
+    than it was given does not. NaN and infinity must stand exactly where the oracle, rounded to the dtype, has them;
+    elements at which PyTorch itself overflows or underflows to something else are left out.
+    """
+    if oracle.numel() == 0:
+        return Comparison(True, 0.0)
+    rounded = oracle.to(answer.dtype)
+    counted = _same_specials(baseline, rounded)
+    misplaced = counted & ~_same_specials(answer, rounded)
+    if misplaced.any():
+        wrong = answer[misplaced][0].item()
+        right = rounded[misplaced][0].item()
+        return Comparison(False, float("inf"), f"{int(misplaced.sum())} elements such as {wrong} where {right:.6g} is right")
+    counted &= torch.isfinite(rounded)
+    if not counted.any():
+        return Comparison(True, 0.0)
+    exact = torch.where(counted, oracle, 0)
+    dims = (-1,) if oracle.dim() >= 2 else tuple(range(oracle.dim()))
+    scale = exact.abs() + exact.square().mean(dim=dims, keepdim=True).sqrt()
+    scale = torch.where(scale == 0, 1, scale)
+    ours = _errors(answer, exact, scale, counted)
+    theirs = _errors(baseline, exact, scale, counted)
+    unit = torch.finfo(answer.dtype).eps / 2 * (FLOAT32_FLOORS if answer.dtype == torch.float32 else 1)
+    limits = (max(LARGEST_FACTOR * theirs[0], LARGEST_FLOOR * unit), max(RMS_FACTOR * theirs[1], RMS_FLOOR * unit))
+    worst, kind, error, limit = max(
+        (error / limit, kind, error, limit)
+        for kind, error, limit in zip(("largest", "root mean square"), ours, limits, strict=True)
+    )
+    if worst <= 1:
+        return Comparison(True, worst)
+    return Comparison(False, worst, f"{kind} relative error {error:.3g} against a limit of {limit:.3g}")
+
+
+def compare_exactly(answer: Tensor, oracle: Tensor) -> Comparison:
+    """For integer inputs to a linear operation: the exact answer, rounded once to the dtype, is the only right one."""
+    rounded = oracle.to(answer.dtype)
+    different = answer != rounded
+    if not different.any():
+        return Comparison(True, 0.0)
+    wrong, right = answer[different][0].item(), rounded[different][0].item()
+    return Comparison(False, float("inf"), f"{int(different.sum())} elements such as {wrong:g} where {right:g} is exact")
+
+
+def says_something(baseline: Tensor, oracle: Tensor) -> bool:
+    """Whether a wrong answer would be noticed: zeros, a constant and the answer's elements in another order must all fail.
+
+    A case for which one of them is right (an output of zeros, of one element, of equal elements) proves nothing.
+    """
+    if oracle.numel() < 2:
+        return False
+    fakes = (torch.zeros_like(oracle), oracle.mean().expand_as(oracle), oracle.flatten().roll(1).view_as(oracle))
+    return not any(compare(fake.to(baseline.dtype), baseline, oracle).right for fake in fakes)
+
+
+def _same_specials(a: Tensor, b: Tensor) -> Tensor:
+    finite = torch.isfinite(a) & torch.isfinite(b)
+    return finite | (torch.isnan(a) & torch.isnan(b)) | (a == b)
+
+
+def _errors(values: Tensor, exact: Tensor, scale: Tensor, counted: Tensor) -> tuple[float, float]:
+    error = torch.where(counted, (values.to(exact.dtype) - exact).abs() / scale, 0)
+    count = int(counted.sum())
+    return float(error.max()), float((error.square().sum() / count).sqrt())

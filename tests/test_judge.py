@@ -1,0 +1,217 @@
+"""The judge passes what is right and refuses what is not, in every operation."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from autokernel import hardware, ops
+from autokernel.judge import cases
+from autokernel.judge.clock import ratio_of_medians
+from autokernel.judge.compare import compare, compare_exactly, says_something
+from autokernel.judge.gates import GATES, GateResult, Gates, oracle_of
+from autokernel.kernels import Kernel
+from autokernel.results import Status
+
+CPU = torch.device("cpu")
+
+
+def gates_of(name: str, function: Callable[..., Any], seed: int = 1) -> Gates:
+    operation = ops.get(name)
+    timed = cases.timed_case(operation, None, torch.float32, CPU)
+    return Gates(Kernel(Path(f"{name}.py"), operation, function, "0" * 64), (), timed, CPU, seed)
+
+
+def run(name: str, function: Callable[..., Any]) -> GateResult:
+    return gates_of(name, function).run()
+
+
+def through(name: str, change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The reference, its answer changed."""
+    return lambda **arguments: change(ops.get(name).reference(**arguments).contiguous())
+
+
+@pytest.mark.parametrize("name", ops.names())
+def test_the_reference_itself_passes_every_gate(name: str) -> None:
+    gates = gates_of(name, lambda **arguments: ops.get(name).reference(**arguments).contiguous())
+    assert gates.run().reason == ""
+    assert [gates.results[gate].status for gate in GATES] == [Status.PASS] * 5
+    assert all(gates.results[gate].cases > 0 for gate in GATES)
+
+
+@pytest.mark.parametrize("name", ops.names())
+def test_a_more_accurate_kernel_passes(name: str) -> None:
+    def in_float64(**arguments: Any) -> Tensor:
+        first = next(v for v in arguments.values() if isinstance(v, Tensor) and v.is_floating_point())
+        return oracle_of(ops.get(name), arguments).to(first.dtype).contiguous()
+
+    assert run(name, in_float64).reason == ""
+
+
+@pytest.mark.parametrize("name", ops.names())
+def test_half_precision_inside_float32_is_refused(name: str) -> None:
+    def in_half(**arguments: Any) -> Tensor:
+        halved = {k: v.half() if isinstance(v, Tensor) and v.dtype == torch.float32 else v for k, v in arguments.items()}
+        answer = ops.get(name).reference(**halved)
+        return answer.to(next(v for v in arguments.values() if isinstance(v, Tensor)).dtype).contiguous()
+
+    result = run(name, in_half)
+    assert result.status is Status.FAIL
+    assert "float32" in result.reason
+
+
+@pytest.mark.parametrize("name", ops.names())
+def test_a_relative_error_of_a_thousandth_is_refused_in_float32(name: str) -> None:
+    result = run(name, through(name, lambda y: y * 1.001 if y.dtype == torch.float32 else y))
+    assert result.status is Status.FAIL
+    assert "relative error" in result.reason or "exact" in result.reason
+
+
+@pytest.mark.parametrize("name", ops.names())
+@pytest.mark.parametrize("answer", ["zeros", "constant", "last element dropped", "nan"])
+def test_wrong_answers_are_refused(name: str, answer: str) -> None:
+    def change(y: Tensor) -> Tensor:
+        if y.numel() == 0:
+            return y
+        y = y.clone()
+        if answer == "zeros":
+            return torch.zeros_like(y)
+        if answer == "constant":
+            return torch.full_like(y, y.float().mean().item())
+        y.view(-1)[-1] = float("nan") if answer == "nan" else 0
+        return y
+
+    assert run(name, through(name, change)).status is Status.FAIL
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda y: y.double(), "dtype torch.float64"),
+        (lambda y: y[None], "shape"),
+        (lambda y: y.float().numpy(), "not a plain torch.Tensor"),
+        (lambda y: torch.nn.Parameter(y), "Parameter, not a plain torch.Tensor"),
+        (lambda y: y.new_empty(*y.shape, 2)[..., 0].copy_(y), "strides"),
+        (lambda y: y.to_sparse(), "layout"),
+    ],
+)
+def test_the_form_of_an_answer(change: Callable[[Tensor], Any], reason: str) -> None:
+    result = run("softmax", through("softmax", change))
+    assert result.status is Status.FAIL
+    assert reason in result.reason
+
+
+def test_writing_into_an_input_is_refused() -> None:
+    def zeroes_its_input(x: Tensor) -> Tensor:
+        x.zero_()
+        return torch.softmax(x, -1)
+
+    result = run("softmax", zeroes_its_input)
+    assert (result.status, "wrote into its input x" in result.reason) == (Status.FAIL, True)
+
+
+def test_an_answer_in_the_memory_of_an_input_is_refused() -> None:
+    result = run("layernorm", lambda x, weight=None, bias=None, eps=1e-5: x)
+    assert (result.status, "shares memory with the input x" in result.reason) == (Status.FAIL, True)
+
+
+def test_an_exception_is_a_crash_that_names_the_case() -> None:
+    def raises(x: Tensor) -> Tensor:
+        raise MemoryError("too hard")
+
+    result = run("softmax", raises)
+    assert result.status is Status.CRASH
+    assert "MemoryError: too hard" in result.reason
+
+
+def test_two_answers_to_one_input_are_refused() -> None:
+    calls = iter(range(1 << 30))
+
+    def unsteady(x: Tensor) -> Tensor:
+        y = torch.softmax(x, -1)
+        return y * (1 + torch.finfo(y.dtype).eps * (next(calls) % 2))
+
+    gates = gates_of("softmax", unsteady)
+    result = gates.run(("determinism",))
+    assert (result.status, "two different answers" in result.reason) == (Status.FAIL, True)
+
+
+def test_gates_after_a_fault_are_not_run() -> None:
+    gates = gates_of("softmax", through("softmax", torch.zeros_like))
+    gates.run()
+    assert gates.results["smoke"].status is Status.FAIL
+    assert [str(gates.results[gate]) for gate in GATES[1:]] == ["not run"] * 4
+
+
+def test_float16_accumulation_is_refused_in_a_long_product() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(8, 2048, generator=generator).half()
+    b = (torch.randn(2048, 8, generator=generator) * 2048**-0.5).half()
+    oracle, baseline = a.double() @ b.double(), (a.float() @ b.float()).half()
+    total = torch.zeros(8, 8).half()
+    for k in range(2048):
+        total += a[:, k : k + 1] * b[k : k + 1]
+    assert compare(baseline, baseline, oracle).right
+    assert not compare(total, baseline, oracle).right
+
+
+def test_specials_must_stand_where_they_belong() -> None:
+    oracle = torch.tensor([1.0, float("inf"), float("nan"), -2.0], dtype=torch.float64)
+    right = oracle.float()
+    assert compare(right, right, oracle).right
+    for wrong in ([1, 2, float("nan"), -2], [1, float("inf"), 0, -2], [float("nan"), float("inf"), float("nan"), -2]):
+        assert not compare(torch.tensor(wrong, dtype=torch.float32), right, oracle).right
+
+
+def test_a_small_row_is_judged_by_its_own_size() -> None:
+    oracle = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    oracle[1] *= 1e-6
+    baseline, answer = oracle.float(), oracle.float()
+    answer[1] *= 1.01
+    assert not compare(answer, baseline, oracle).right
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(0, 2**31 - 1))
+def test_rounding_once_is_always_right_and_zeros_never(rows: int, columns: int, seed: int) -> None:
+    oracle = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    for dtype in cases.DTYPES:
+        rounded = oracle.to(dtype)
+        assert compare(rounded, rounded, oracle).right
+        assert not compare(torch.zeros_like(rounded), rounded, oracle).right
+
+
+def test_cases_that_prove_nothing_are_told() -> None:
+    ones = torch.ones(5, 1, dtype=torch.float64)
+    assert not says_something(ones.float(), ones)
+    varied = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert says_something(varied.float(), varied)
+
+
+def test_exact_comparison() -> None:
+    oracle = torch.tensor([3.0, 2049.0], dtype=torch.float64)
+    assert compare_exactly(oracle.half(), oracle).right
+    off = compare_exactly(torch.tensor([4.0, 2048.0]).half(), oracle)
+    assert (off.right, "3 is exact" in off.reason) == (False, True)
+
+
+def test_ratio_of_medians() -> None:
+    ratio, low, high = ratio_of_medians([2.0, 2.1, 1.9] * 10, [1.0, 1.05, 0.95] * 10)
+    assert ratio == 2.0
+    assert 1.9 < low <= 2.0 <= high < 2.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ops.names())
+def test_the_reference_is_never_faster_than_itself(name: str) -> None:
+    from autokernel.judge.verdict import time_kernel
+
+    device = hardware.device()
+    operation = ops.get(name)
+    kernel = Kernel(Path(f"{name}.py"), operation, operation.reference, "0" * 64)
+    figures = time_kernel(kernel, cases.timed_case(operation, None, torch.float16, device), device)
+    assert 0.9 < figures.timing.speedup < 1.1
