@@ -28,7 +28,7 @@ TILES_FLOAT32 = {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 16, 4, 2)}
 # Up to 16 queries that share their keys, as in decoding: reading the keys is all the work.
 FEW_QUERIES = 16
 TILES_FEW = {64: (16, 128, 4, 3), 128: (16, 128, 4, 2), 256: (16, 64, 4, 2)}
-TILES_FEW_FLOAT32 = {64: (16, 32, 1, 3), 128: (16, 32, 1, 2), 256: (16, 16, 1, 2)}
+TILES_FEW_FLOAT32 = {64: (16, 32, 2, 3), 128: (16, 16, 2, 2), 256: (16, 16, 4, 2)}
 # From so many queries on, float32 keys are copied with the head dimension outermost, so that threads that work on neighbouring
 # keys read neighbouring words of shared memory.
 TURN_KEYS_FROM = 128
@@ -270,7 +270,7 @@ def _join(
 def _choose_tile(B: int, H: int, Hkv: int, Sq: int, Sk: int, D: int, dtype: torch.dtype) -> tuple[tuple[int, ...], int, int]:
     """The tile, the heads that share one tile, and the number of parts of the keys."""
     half = dtype != torch.float32
-    padded = next(size for size in (64, 128, MAX_HEAD_DIM) if D <= size)
+    padded = next(size for size in (64, 128, MAX_HEAD_DIM) if size >= D)
     pack = H // Hkv if Sq * (H // Hkv) <= FEW_QUERIES else 1
     if Sq * pack <= FEW_QUERIES:
         tile = (TILES_FEW if half else TILES_FEW_FLOAT32)[padded]
@@ -308,7 +308,7 @@ def kernel_fn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: floa
         shapes = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
         raise ValueError(f"q must be (B, H, Sq, D), k and v (B, Hkv, Sk, D), not {shapes}")
     (B, H, Sq, D), Hkv, Sk = q.shape, k.shape[1], k.shape[2]
-    if H != Hkv and (Hkv == 0 or H % Hkv):
+    if Hkv != H and (Hkv == 0 or H % Hkv):
         raise ValueError(f"the {H} query heads must be a multiple of the {Hkv} key-value heads")
     if D > MAX_HEAD_DIM:
         raise ValueError(f"the head dimension must be at most {MAX_HEAD_DIM}, not {D}")

@@ -24,13 +24,17 @@ TILES_HALF = (
 )
 # Up to 16 rows: reading b is all the work, so many narrow tiles and long steps along K.
 TILES_HALF_SKINNY = ((16, 64, 128, 4, 4), (16, 32, 128, 4, 5))
-# IEEE float32 has no tensor cores. Many rows per thread, since a column of a transposed b costs eight conflicting reads.
+# IEEE float32 has no tensor cores.
 TILES_FLOAT32 = (
     (128, 128, 16, 4, 3),
     (64, 128, 16, 2, 3),
     (64, 64, 16, 2, 3),
 )
 TILES_FLOAT32_SKINNY = ((16, 128, 16, 1, 4),)
+
+# From so many rows on, a transposed float32 b is copied so that threads that work on neighbouring columns read neighbouring words.
+TURN_FROM = 128
+BLOCK_TURN = 32
 
 # Rows of tiles that are walked together before the next column of tiles.
 GROUP_M = 8
@@ -44,6 +48,16 @@ MIN_SPLIT_FLOAT32 = 256
 BLOCK_SUM = 1024
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@triton.jit
+def _turn(b, turned, K, N, stride_bk, stride_bn, BLOCK: tl.constexpr):
+    """A block of b (K, N) into turned (K, N), whose rows are contiguous."""
+    k = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    n = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    there = (k < K)[:, None] & (n < N)[None, :]
+    block = tl.load(b + k[:, None] * stride_bk + n[None, :] * stride_bn, mask=there)
+    tl.store(turned + k[:, None] * N + n[None, :], block, mask=there)
 
 
 @triton.jit
@@ -175,6 +189,10 @@ def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if c.numel() == 0:
         return c
 
+    if a.dtype == torch.float32 and M >= TURN_FROM and b.stride(1) != 1:
+        turned = torch.empty((K, N), dtype=b.dtype, device=b.device)
+        _turn[(triton.cdiv(K, BLOCK_TURN), triton.cdiv(N, BLOCK_TURN))](b, turned, K, N, *b.stride(), BLOCK=BLOCK_TURN)
+        b = turned
     (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages), parts = _choose_tile(M, N, K, a.dtype)
     split = parts > 1
     target = torch.empty((parts, M, N), dtype=torch.float32, device=a.device) if split else c

@@ -343,3 +343,11 @@ def test_query_and_key_share_their_angles():
         return whole(q, cos, sin) @ whole(k, cos, sin).mT
 
     assert find("rotary_embedding", attention, Q, Q + 1, CB, SB) == [rope(8, batched=True)] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_default_eps_on_a_gpu_is_that_of_float32(dtype):
+    x = (X * 1e-3).to("cuda", dtype)
+    with_default, with_ours = F.rms_norm(x, (8,)), F.rms_norm(x, (8,), eps=2.0**-23)
+    torch.testing.assert_close(with_default, with_ours)

@@ -50,7 +50,7 @@ def help_of(*command: str) -> str:
 
 
 def test_the_reader_of_commands() -> None:
-    text = 'x `uv run bench.py --description "a > b" > run.log` y\n    uv run --extra models profile.py --dtype half   words # --no'
+    text = 'x `uv run bench.py --description "a > b" > run.log` y\n    uv run --extra models profile.py --dtype half   w # --no'
     commands = commands_in(text)
     assert commands == [["bench.py", "--description", "a > b"], ["--extra", "models", "profile.py", "--dtype", "half"]]
     assert script_and_arguments(commands[1]) == ("profile.py", ["--dtype", "half"])

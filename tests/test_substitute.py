@@ -38,7 +38,8 @@ class Block(nn.Module):
         weights = (q @ k.transpose(-1, -2) / 3).masked_fill(later, float("-inf")).softmax(-1)
         x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, length, width))
         logits = self.head(x)
-        return {"logits": logits if scale is None else logits * scale, "hidden": x}
+        # the weights are an output, so that the softmax stays an operation of its own
+        return {"logits": logits if scale is None else logits * scale, "weights": weights}
 
 
 class Attention(nn.Module):

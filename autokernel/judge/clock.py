@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from autokernel import hardware
 from autokernel.ops import Arguments
 
 WARMUP = 5
 LEAST_REPEATS, MOST_REPEATS = 30, 200
 BUDGET_S = 1.0  # of timed calls, kernel and baseline together, once the least repeats are done
+FLUSH_BYTES = 1 << 30  # many times every L2, and 0.2 ms or more to write: longer than a launch from Python
 INPUT_SETS = 3  # used in turn, so that no two calls in a row see the same values
 RESAMPLES = 2000
 
@@ -35,12 +35,12 @@ def measure(
 ) -> Timing:
     """Time the two in turn (A B A B ...) on a GPU, with events; `arguments(seed)` makes a set of inputs.
 
-    Each figure is the median over at least LEAST_REPEATS calls. The flush before each call writes four times the L2, which
-    takes longer than a Python launch, so that the launch is hidden behind it and the events enclose the kernels alone.
+    Each figure is the median over at least LEAST_REPEATS calls. The flush before each call writes many times the L2, so that the
+    Python launch is hidden behind it and the events enclose the kernels alone.
     """
     inputs = [arguments(seed) for seed in range(INPUT_SETS)]
     functions = {"kernel": kernel, "baseline": baseline}
-    flush = torch.empty(4 * max(hardware.l2_bytes(device), 32 << 20), dtype=torch.int8, device=device)
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
     for _ in range(WARMUP):
         for function in functions.values():
             function(**inputs[0])
