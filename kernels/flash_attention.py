@@ -298,9 +298,10 @@ def _turned(k: Tensor) -> Tensor:
 def kernel_fn(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale: float | None = None) -> Tensor:
     """q (B, H, Sq, D), k and v (B, Hkv, Sk, D), H a multiple of Hkv -> (B, H, Sq, D), laid out in memory as q.
 
-    All of one dtype, float16, bfloat16 or float32, with any strides; sizes may be 0, and without keys the result is 0. `scale` is
-    D^-0.5 when None. `causal` aligns the last query with the last key. Sums are float32, and float32 inputs are multiplied in
-    IEEE float32. TypeError for other or mixed dtypes; ValueError for shapes that do not fit, D above 256, and causal with Sq > Sk.
+    All of one dtype, float16, bfloat16 or float32, with any strides; sizes may be 0, and without keys the result is 0.
+    `scale` is D^-0.5 when None. `causal` aligns the last query with the last key. Sums are float32, and float32 inputs are
+    multiplied in IEEE float32. TypeError for other or mixed dtypes; ValueError for shapes that do not fit, for D above 256
+    and for causal with Sq > Sk.
     """
     if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
         raise TypeError("q, k and v must share one dtype: float16, bfloat16 or float32")

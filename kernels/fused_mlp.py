@@ -8,7 +8,7 @@ and product to the float32 sums, and writes h (M, H) once, in the dtype of x. Th
 few tiles to occupy the GPU and H is long, several programs share one tile, each with its part of H; their partial sums go to a
 workspace and a third kernel adds them in a fixed order, so that the result is the same every time.
 
-silu(z) = z sigmoid(z), gelu(z) = z (1 + erf(z / sqrt 2)) / 2, relu2(z) = max(z, 0)^2, and since (1 + tanh u) / 2 = sigmoid(2 u),
+silu(z) = z sigmoid(z), gelu(z) = z (1 + erf(z / sqrt 2)) / 2, relu2(z) = max(z, 0)^2, and, (1 + tanh u) / 2 being sigmoid(2 u),
 gelu_tanh(z) = z sigmoid(2 sqrt(2 / pi) (z + 0.044715 z^3)): no form here overflows to a NaN.
 """
 
@@ -31,10 +31,14 @@ TILES_HALF = (
 TILES_HALF_GATED = ((128, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 64, 64, 4, 3))
 # Up to 16 rows: reading the weights is all the work, so many narrow tiles and long steps along K.
 TILES_HALF_SKINNY = ((16, 64, 128, 4, 4), (16, 32, 128, 4, 4))
-# IEEE float32 has no tensor cores. Many rows per thread, since a column of a transposed weight costs eight conflicting reads.
+# IEEE float32 has no tensor cores.
 TILES_FLOAT32 = ((128, 128, 16, 4, 3), (64, 128, 16, 2, 3), (64, 64, 16, 2, 3))
 TILES_FLOAT32_GATED = ((128, 64, 16, 4, 3), (64, 64, 16, 2, 3), (32, 64, 16, 2, 3))
 TILES_FLOAT32_SKINNY = ((16, 64, 16, 1, 4),)
+# From so many rows on, transposed float32 weights are copied, so that threads that work on neighbouring columns read
+# neighbouring words of shared memory.
+TURN_FROM = 128
+BLOCK_TURN = 32
 
 # Rows of tiles that are walked together before the next column of tiles.
 GROUP_M = 8
@@ -64,6 +68,16 @@ def _tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M
 
 
 @triton.jit
+def _turn(w, turned, K, N, stride_wk, stride_wn, BLOCK: tl.constexpr):
+    """A block of w (K, N) into turned (K, N), whose rows are contiguous."""
+    k = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    n = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    there = (k < K)[:, None] & (n < N)[None, :]
+    block = tl.load(w + k[:, None] * stride_wk + n[None, :] * stride_wn, mask=there)
+    tl.store(turned + k[:, None] * N + n[None, :], block, mask=there)
+
+
+@triton.jit
 def _activate(z, ACTIVATION: tl.constexpr):
     """The activation of float32 values."""
     if ACTIVATION == "silu":
@@ -81,11 +95,7 @@ def _activate(z, ACTIVATION: tl.constexpr):
 @triton.jit
 def _load(pointers, there, EVEN: tl.constexpr):
     """A tile, with zeros where it is past the end unless EVEN says that it never is."""
-    if EVEN:
-        block = tl.load(pointers)
-    else:
-        block = tl.load(pointers, mask=there, other=0.0)
-    return block
+    return tl.load(pointers) if EVEN else tl.load(pointers, mask=there, other=0.0)
 
 
 @triton.jit
@@ -271,6 +281,16 @@ def _check(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, b_up:
         raise ValueError(f"b_down must be {tuple(w_down.shape[1:])}, not {tuple(b_down.shape)}")
 
 
+def _readable(w: Tensor, M: int) -> Tensor:
+    """The weight (K, N), as a copy with contiguous rows where M rows make that worth it."""
+    if w.dtype != torch.float32 or M < TURN_FROM or w.stride(1) == 1 or w.numel() == 0:
+        return w
+    K, N = w.shape
+    turned = torch.empty((K, N), dtype=w.dtype, device=w.device)
+    _turn[(triton.cdiv(K, BLOCK_TURN), triton.cdiv(N, BLOCK_TURN))](w, turned, K, N, *w.stride(), BLOCK=BLOCK_TURN)
+    return turned
+
+
 def _up(x: Tensor, w_up: Tensor, w_gate: Tensor | None, b_up: Tensor | None, activation: str) -> Tensor:
     """The first kernel: hidden (M, H)."""
     (M, K), H = x.shape, w_up.shape[1]
@@ -278,6 +298,7 @@ def _up(x: Tensor, w_up: Tensor, w_gate: Tensor | None, b_up: Tensor | None, act
     hidden = torch.empty((M, H), dtype=x.dtype, device=x.device)
     if H == 0:
         return hidden
+    w_up, w_gate = _readable(w_up, M), None if w_gate is None else _readable(w_gate, M)
     if x.dtype == torch.float32:
         tiles = TILES_FLOAT32_SKINNY if M <= 16 else TILES_FLOAT32_GATED if gated else TILES_FLOAT32
     else:
@@ -314,6 +335,7 @@ def _up(x: Tensor, w_up: Tensor, w_gate: Tensor | None, b_up: Tensor | None, act
 def _down(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """The second kernel, and the third if the sum is shared out: a (M, K) @ b (K, N) + bias (N,)."""
     (M, K), N = a.shape, b.shape[1]
+    b = _readable(b, M)
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     if a.dtype == torch.float32:
         tiles, min_split = TILES_FLOAT32_SKINNY if M <= 16 else TILES_FLOAT32, MIN_SPLIT_FLOAT32
@@ -364,8 +386,8 @@ def kernel_fn(
     """x (M, K), w_up and w_gate (K, H), w_down (H, N), b_up (H,), b_down (N,) -> (M, N), contiguous, in the dtype of x.
 
     All of one dtype, float16, bfloat16 or float32, with any strides; sizes may be 0. Sums and the activation are float32, and
-    float32 inputs are multiplied in IEEE float32. TypeError for other or mixed dtypes, ValueError for shapes that do not fit and
-    for an activation that is not one of ACTIVATIONS.
+    float32 inputs are multiplied in IEEE float32. TypeError for other or mixed dtypes; ValueError for shapes that do not fit
+    and for an activation that is not one of ACTIVATIONS.
     """
     _check(x, w_up, w_down, w_gate, b_up, b_down)
     if activation not in ACTIVATIONS:

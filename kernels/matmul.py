@@ -32,7 +32,8 @@ TILES_FLOAT32 = (
 )
 TILES_FLOAT32_SKINNY = ((16, 128, 16, 1, 4),)
 
-# From so many rows on, a transposed float32 b is copied so that threads that work on neighbouring columns read neighbouring words.
+# From so many rows on, a transposed float32 b is copied, so that threads that work on neighbouring columns read neighbouring
+# words of shared memory.
 TURN_FROM = 128
 BLOCK_TURN = 32
 

@@ -4,11 +4,11 @@ import importlib
 
 import pytest
 import torch
+from model_cases import FILES, each_class, outputs, tiny
 from torch import Tensor
 
 from autokernel import hardware, models
 from autokernel.errors import InputError
-from tests.model_cases import FILES, each_class, outputs, tiny
 
 DECODERS = ("GPT2", "LlamaModel")
 
@@ -58,12 +58,14 @@ def test_decoders_do_not_look_ahead(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*DECODERS, "BertModel"])
-def test_the_order_of_tokens_matters(name: str) -> None:
-    loaded = tiny(name, shape="1,16")
+def test_positions_matter(name: str) -> None:
+    # In a single layer the causal mask alone does not tell the last token in which order the earlier ones came.
+    loaded = tiny(name, "n_layers=1", shape="1,16")
     (ids,), _ = models.inputs(loaded, seed=0)
-    swapped = ids[:, [1, 0, *range(2, 16)]]
-    first, second = (models.output_tensors(models.run(loaded, (x,), {}))[0][:, -1] for x in (ids, swapped))
-    assert not torch.equal(first, second)
+    reversed_ids = torch.cat((ids[:, :-1].flip(1), ids[:, -1:]), dim=1)
+    first, second = (models.output_tensors(models.run(loaded, (x,), {}))[0][:, -1] for x in (ids, reversed_ids))
+    rounding = 1e-6
+    assert (first - second).norm() > 20 * rounding * first.norm()
 
 
 @pytest.mark.parametrize("name", [*DECODERS, "BertModel"])

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from model_cases import FILES, HUGGING_FACE, LLAMA, cpu_source, each_class, outputs, source, tiny, written
 from torch import nn
 
 from autokernel import hardware, memory, models
 from autokernel.state import ModelSource
-from tests.model_cases import FILES, HUGGING_FACE, LLAMA, cpu_source, each_class, outputs, source, tiny, written
 
 
 def test_a_source_survives_its_file() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_cases import FILES, GPT2, HUGGING_FACE, LLAMA, cpu_source, outputs, source, written
 
 from autokernel import hardware, models
 from autokernel.errors import InputError
-from tests.model_cases import FILES, GPT2, HUGGING_FACE, LLAMA, cpu_source, outputs, source, written
 
 
 def refused(*arguments: str) -> str:

@@ -163,7 +163,7 @@ def test_an_estimate_is_called_one() -> None:
 def test_without_a_gpu_no_speed_is_shown() -> None:
     unmeasured = {"eager_ms": None, "ours_ms": None, "speedup": None, "speedup_low": None, "speedup_high": None}
     plan = msgspec.structs.replace(PLAN, targets=(msgspec.structs.replace(TARGET, roofline_us=None, saved_us=None),))
-    verified = msgspec.structs.replace(VERIFIED, **unmeasured)
+    verified = msgspec.structs.replace(VERIFIED, replacements=(), **unmeasured)
     text = report.markdown(MACHINE, None, plan, [UNMEASURED], verified)
     assert "Speed-up end to end: unmeasured." in text
     assert cells(text, "kernel_matmul_1")[3:] == ["50.0%", "PASS", "unmeasured", "1", "500.0", "unmeasured"]

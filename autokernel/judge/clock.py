@@ -35,8 +35,8 @@ def measure(
 ) -> Timing:
     """Time the two in turn (A B A B ...) on a GPU, with events; `arguments(seed)` makes a set of inputs.
 
-    Each figure is the median over at least LEAST_REPEATS calls. The flush before each call writes many times the L2, so that the
-    Python launch is hidden behind it and the events enclose the kernels alone.
+    Each figure is the median over at least LEAST_REPEATS calls. The flush before each call writes many times the L2, so
+    that the Python launch is hidden behind it and the events enclose the kernels alone.
     """
     inputs = [arguments(seed) for seed in range(INPUT_SETS)]
     functions = {"kernel": kernel, "baseline": baseline}

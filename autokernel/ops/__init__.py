@@ -48,6 +48,8 @@ class Operation:
     match: Callable[[fx.GraphModule], Sequence[Region]]
     # With small integers as inputs the exact answer, rounded once, is the only right one.
     exact_on_integers: bool = False
+    # Every known algorithm rounds an intermediate (probabilities, hidden activations) to the dtype before a second product.
+    rounds_inside: bool = False
     # Uses tl.dot, which the interpreter cannot do in bfloat16.
     uses_dot: bool = False
 

@@ -112,8 +112,8 @@ def _fits(node: fx.Node, q: fx.Node, k: fx.Node, v: fx.Node) -> bool:
         return False
     (B, H, _, D), (Bk, Hkv, _, Dk) = shapes[0], shapes[1]
     grouped = graph.argument(node, 7, "enable_gqa", False)
-    heads = H == Hkv or (grouped and Hkv > 0 and H % Hkv == 0)
-    return heads and B == Bk and D == Dk <= MAX_HEAD_DIM and graph.argument(node, 4, "dropout_p", 0.0) == 0.0
+    heads = Hkv == H or (grouped and Hkv > 0 and H % Hkv == 0)
+    return heads and Bk == B and Dk == D and D <= MAX_HEAD_DIM and graph.argument(node, 4, "dropout_p", 0.0) == 0.0
 
 
 def _causal(node: fx.Node, q: fx.Node, k: fx.Node, meanings: dict[fx.Node, bool | None]) -> bool | None:
@@ -219,13 +219,13 @@ OPERATION = Operation(
         _shape(1, 32, 2048, 128),  # LLaMA 7B
         _shape(1, 32, 2048, 128, Hkv=8),
         _shape(4, 32, 4096, 64),
-        _shape(8, 32, 1, 128, Hkv=8, Sk=4096),  # decoding
+        _shape(8, 32, 1, 128, causal=False, Hkv=8, Sk=4096),  # decoding
     ),
     sweep_cpu=(
         _shape(1, 2, 64, 32),
         _shape(1, 4, 48, 16, Hkv=2),
         _shape(2, 2, 40, 64, causal=False),
-        _shape(1, 4, 1, 32, Hkv=1, Sk=96),
+        _shape(1, 4, 1, 32, causal=False, Hkv=1, Sk=96),
     ),
     edges=(
         _shape(1, 1, 1, 1),
@@ -240,5 +240,6 @@ OPERATION = Operation(
     ),
     draw=draw,
     match=match,
+    rounds_inside=True,
     uses_dot=True,
 )

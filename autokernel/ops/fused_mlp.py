@@ -139,7 +139,7 @@ def _region(
         "x": up.x,
         "w_up": up.weight,
         "w_down": down.weight,
-        "w_gate": gate and gate.weight,
+        "w_gate": None if gate is None else gate.weight,
         "b_up": up.bias,
         "b_down": down.bias,
     }
@@ -254,5 +254,6 @@ OPERATION = Operation(
     ),
     draw=draw,
     match=match,
+    rounds_inside=True,
     uses_dot=True,
 )

@@ -1,0 +1,47 @@
+"""Uses the gaps between the rows of a padded input as its workspace. Seen when all memory of an input is compared, not its view."""
+
+import torch
+import triton
+import triton.language as tl
+
+KERNEL_TYPE = "softmax"
+
+
+@triton.jit
+def rows(x_ptr, y_ptr, N, x_row, x_column, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK).to(tl.int64)
+    x_ptr += row * x_row
+    tops, sums = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, N, BLOCK):
+        x = tl.load(x_ptr + (start + column) * x_column, mask=start + column < N, other=float("-inf"))
+        tops = tl.maximum(tops, x.to(tl.float32))
+    top = tl.max(tops, axis=0)
+    for start in range(0, N, BLOCK):
+        x = tl.load(x_ptr + (start + column) * x_column, mask=start + column < N, other=float("-inf"))
+        sums += tl.exp(x.to(tl.float32) - top)
+    total = tl.sum(sums, axis=0)
+    for start in range(0, N, BLOCK):
+        x = tl.load(x_ptr + (start + column) * x_column, mask=start + column < N, other=float("-inf"))
+        y = tl.exp(x.to(tl.float32) - top) / total
+        tl.store(y_ptr + row * N + start + column, y.to(y_ptr.dtype.element_ty), mask=start + column < N)
+
+
+def softmax(x):
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel():
+        M, N = x.shape
+        rows[(M,)](x, y, N, *x.stride(), BLOCK=min(triton.next_power_of_2(N), 4096))
+    return y
+
+
+@triton.jit
+def mark(gap_ptr, step):
+    place = gap_ptr + tl.program_id(0).to(tl.int64) * step
+    tl.store(place, tl.load(place) + 1)
+
+
+def kernel_fn(x):
+    if x.numel() and x.stride(1) == 1 and x.stride(0) > x.shape[1]:
+        gap = x.as_strided((x.shape[0] - 1,), (x.stride(0),), x.storage_offset() + x.shape[1])
+        mark[(gap.shape[0],)](gap, gap.stride(0))
+    return softmax(x)
