@@ -48,13 +48,9 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale
     grouped = q.shape[1] != k.shape[1]
     if not causal or q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)
-    from torch.nn.attention.bias import causal_lower_right  # here, since it imports half of torch.compile
-
-    mask = causal_lower_right(q.shape[2], k.shape[2])
-    if grouped:  # the bias subclass refuses enable_gqa together with some backends; repeating is exact
-        k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-        v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    # PyTorch's own `is_causal` aligns the first query with the first key, so the mask is given.
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
 def fused_mlp(

@@ -164,7 +164,7 @@ def say_accuracy(accuracy: Accuracy, seeds: Sequence[int], choice: Choice, subst
         sites = [site for site in substitution.sites if site.target == chosen.target.name]
         calls, copies = sum(site.calls for site in sites), sum(site.copies for site in sites)
         restrided = f", {copies} results copied for their strides" if copies else ""
-        cli.say(chosen.target.name, f"{chosen.verdict}, {len(sites)} sites, {calls} calls in one forward pass{restrided}")
+        cli.say(chosen.target.name, f"{chosen.verdict}, sites {len(sites)}, calls {calls} in one forward pass{restrided}")
 
 
 def say_diagnosis(found: diagnosis.Diagnosis) -> None:

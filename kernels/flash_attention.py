@@ -20,11 +20,9 @@ from torch import Tensor
 KERNEL_TYPE = "flash_attention"
 
 # Tiles (BLOCK_M queries, BLOCK_N keys, warps, stages) by the largest padded head dimension that they hold.
-TILES_HALF = {64: (128, 64, 4, 3), 128: (128, 128, 8, 2), 256: (128, 64, 8, 2)}
-# The same when 128 queries to a tile leave processors idle.
-TILES_HALF_SMALL = {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 64, 8, 2)}
+TILES_HALF = {64: (64, 64, 4, 3), 128: (64, 64, 4, 3), 256: (64, 64, 8, 2)}
 # IEEE float32 has no tensor cores: tiles that threads can hold in registers.
-TILES_FLOAT32 = {64: (64, 32, 4, 2), 128: (64, 32, 4, 2), 256: (32, 16, 4, 2)}
+TILES_FLOAT32 = {64: (16, 32, 2, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2)}
 # Up to 16 queries that share their keys, as in decoding: reading the keys is all the work.
 FEW_QUERIES = 16
 TILES_FEW = {64: (16, 128, 4, 3), 128: (16, 128, 4, 2), 256: (16, 64, 4, 2)}
@@ -274,12 +272,8 @@ def _choose_tile(B: int, H: int, Hkv: int, Sq: int, Sk: int, D: int, dtype: torc
     pack = H // Hkv if Sq * (H // Hkv) <= FEW_QUERIES else 1
     if Sq * pack <= FEW_QUERIES:
         tile = (TILES_FEW if half else TILES_FEW_FLOAT32)[padded]
-    elif half:
-        tile = TILES_HALF[padded]
-        if triton.cdiv(Sq, tile[0]) * B * H < 2 * PROCESSORS:
-            tile = TILES_HALF_SMALL[padded]
     else:
-        tile = TILES_FLOAT32[padded]
+        tile = (TILES_HALF if half else TILES_FLOAT32)[padded]
     programs = triton.cdiv(Sq * pack, tile[0]) * B * (H // pack)
     parts = max(1, min(2 * PROCESSORS // programs, Sk // MIN_SPLIT_KEYS))
     return tile, pack, parts

@@ -17,8 +17,7 @@ KERNEL_TYPE = "matmul"
 
 # Tiles (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages) from the largest: the first of which there are enough is taken.
 TILES_HALF = (
-    (128, 256, 64, 8, 3),
-    (128, 128, 64, 4, 3),
+    (128, 128, 64, 8, 4),
     (64, 128, 64, 4, 4),
     (64, 64, 64, 4, 4),
 )
@@ -39,9 +38,10 @@ BLOCK_TURN = 32
 
 # Rows of tiles that are walked together before the next column of tiles.
 GROUP_M = 8
-# Multiprocessors of an H100 or H200. The tiles are enough when they fill three quarters of them with four warps or more.
+# Multiprocessors of an H100 or H200. The tiles are enough when there are so many for each, with four warps or more.
 PROCESSORS = 132
-ENOUGH = 0.75
+ENOUGH_HALF = 0.75
+ENOUGH_FLOAT32 = 1.25
 # The shortest part of K that is worth a program of its own, in half precision and in float32.
 MIN_SPLIT_HALF = 768
 MIN_SPLIT_FLOAT32 = 256
@@ -52,13 +52,13 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @triton.jit
-def _turn(b, turned, K, N, stride_bk, stride_bn, BLOCK: tl.constexpr):
-    """A block of b (K, N) into turned (K, N), whose rows are contiguous."""
+def _turn(b, turned, K, N, stride_bk, stride_bn, width, BLOCK: tl.constexpr):
+    """A block of b (K, N) into turned (K, width), whose rows hold the N columns next to each other."""
     k = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     n = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     there = (k < K)[:, None] & (n < N)[None, :]
     block = tl.load(b + k[:, None] * stride_bk + n[None, :] * stride_bn, mask=there)
-    tl.store(turned + k[:, None] * N + n[None, :], block, mask=there)
+    tl.store(turned + k[:, None] * width + n[None, :], block, mask=there)
 
 
 @triton.jit
@@ -88,6 +88,7 @@ def _product(
     stride_bk,
     stride_bn,
     stride_bias,
+    wrap_n,
     HAS_BIAS: tl.constexpr,
     EVEN_K: tl.constexpr,
     WIDE: tl.constexpr,
@@ -107,10 +108,11 @@ def _product(
     first = split * steps_each
     last = min(first + steps_each, steps)
 
-    # Rows and columns past the edge wrap around: they are never stored, and the loads need no mask for them.
+    # Rows and columns past the edge wrap around: they are never stored, and the loads need no mask for them. Columns wrap at
+    # wrap_n >= N, up to which b may be read: a multiple of 16 keeps the loads of a b with contiguous rows wide.
     # The start of a step moves as one pointer; the offsets inside a tile stay, in 32 bits unless a tensor is too large.
     k = tl.arange(0, BLOCK_K)
-    row, column, row_k = rows % M, columns % N, k
+    row, column, row_k = rows % M, columns % wrap_n, k
     if WIDE:
         row, column, row_k = row.to(tl.int64), column.to(tl.int64), k.to(tl.int64)
     a_tile = row[:, None] * stride_am + row_k[None, :] * stride_ak
@@ -156,14 +158,14 @@ def _add_parts(parts, bias, c, size, N, stride_bias, HAS_BIAS: tl.constexpr, SPL
 def _choose_tile(M: int, N: int, K: int, dtype: torch.dtype) -> tuple[tuple[int, int, int, int, int], int]:
     """The tile and the number of parts of K: the largest tile of which there are enough to occupy the GPU."""
     if dtype == torch.float32:
-        tiles, min_split = TILES_FLOAT32_SKINNY if M <= 16 else TILES_FLOAT32, MIN_SPLIT_FLOAT32
+        tiles, min_split, enough = TILES_FLOAT32_SKINNY if M <= 16 else TILES_FLOAT32, MIN_SPLIT_FLOAT32, ENOUGH_FLOAT32
     else:
-        tiles, min_split = TILES_HALF_SKINNY if M <= 16 else TILES_HALF, MIN_SPLIT_HALF
+        tiles, min_split, enough = TILES_HALF_SKINNY if M <= 16 else TILES_HALF, MIN_SPLIT_HALF, ENOUGH_HALF
     for tile in tiles:
         count = triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1])
         wanted = PROCESSORS * max(1, 4 // tile[3])
         parts = max(1, min(round(wanted / count), K // min_split))
-        if count * parts >= ENOUGH * wanted:
+        if count * parts >= enough * wanted:
             break
     return tile, parts
 
@@ -190,10 +192,12 @@ def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if c.numel() == 0:
         return c
 
+    wrap_n = N
     if a.dtype == torch.float32 and M >= TURN_FROM and b.stride(1) != 1:
-        turned = torch.empty((K, N), dtype=b.dtype, device=b.device)
-        _turn[(triton.cdiv(K, BLOCK_TURN), triton.cdiv(N, BLOCK_TURN))](b, turned, K, N, *b.stride(), BLOCK=BLOCK_TURN)
-        b = turned
+        wrap_n = triton.cdiv(N, 16) * 16
+        turned = torch.empty((K, wrap_n), dtype=b.dtype, device=b.device)
+        _turn[(triton.cdiv(K, BLOCK_TURN), triton.cdiv(N, BLOCK_TURN))](b, turned, K, N, *b.stride(), wrap_n, BLOCK=BLOCK_TURN)
+        b = turned[:, :N]
     (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages), parts = _choose_tile(M, N, K, a.dtype)
     split = parts > 1
     target = torch.empty((parts, M, N), dtype=torch.float32, device=a.device) if split else c
@@ -209,6 +213,7 @@ def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         *a.stride(),
         *b.stride(),
         stride_bias,
+        wrap_n,
         HAS_BIAS=bias is not None and not split,
         EVEN_K=K % BLOCK_K == 0,
         WIDE=_is_wide(a) or _is_wide(b),

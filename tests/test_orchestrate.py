@@ -335,12 +335,13 @@ class Small(nn.Module):
 """
 
 
+@pytest.mark.timeout(600)  # five stages, each of which imports PyTorch
 def test_run_from_a_model_to_a_report(project: Path, stage: Stage) -> None:
     (project / "small.py").write_text(SMALL_MODEL)
     kernel = 'KERNEL_TYPE = "softmax"\n# not part of this\n'
     (project / "kernel.py").write_text(kernel)
     model = ("--model", "small.py", "--class-name", "Small", "--input-shape", "2,8", "--dtype", "float32", "--device", "cpu")
-    done = stage("orchestrate.py", "run", *model)
+    done = stage("orchestrate.py", "run", *model, timeout=500)
     said = values(done.stdout)
     assert done.returncode == 0, done.stderr
     assert said["kernel_layernorm_1"] == "PASS"

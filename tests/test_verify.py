@@ -88,7 +88,7 @@ def test_every_kernel_in_every_model(name: str, capsys: pytest.CaptureFixture[st
         assert replaced.sites == target.sites
         assert replaced.calls == (1,) * target.count
         assert replaced.verdict == "not judged"
-        assert said[target.name].startswith(f"not judged, {target.count} sites, {target.count} calls")
+        assert said[target.name].startswith(f"not judged, sites {target.count}, calls {target.count} in")
 
 
 def test_float32_is_compared_with_float64(capsys: pytest.CaptureFixture[str]):

@@ -38,7 +38,7 @@ def compare(answer: Tensor, baseline: Tensor, oracle: Tensor, nudged: Callable[[
 
     Some inputs are ill-conditioned: a constant row has no variance, and what is left of it in any sum of float32 is rounding.
     `nudged` gives the oracle for the same inputs, each moved by one rounding (of float32, in which kernels compute): it is
-    asked only when the answer would fail, and its errors then count as a second baseline: no kernel is more exact than its inputs.
+    asked only when the answer would fail, and its errors then count as a second baseline.
 
     NaN and infinity must stand exactly where the oracle, rounded to the dtype, has them; elements at which PyTorch itself
     overflows or underflows to something else are left out.

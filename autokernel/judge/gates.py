@@ -226,12 +226,19 @@ def _cast(arguments: Arguments, dtype: torch.dtype) -> Arguments:
 
 
 def _nudged(operation: Operation, arguments: Arguments) -> Arguments:
-    """The arguments in float64, each moved by one rounding: of float32, or of its dtype where the operation rounds inside."""
+    """The arguments in float64, each row and each value moved by one rounding up or down.
+
+    That of float32, in which kernels compute; the values by one of their dtype, where the operation rounds inside.
+    """
 
     def nudge(x: Tensor) -> Tensor:
-        dtype = x.dtype if operation.rounds_inside else torch.float32
         generator = torch.Generator(x.device).manual_seed(0)
-        signs = torch.randint(0, 2, x.shape, device=x.device, generator=generator) * 2 - 1
-        return x.double() * (1 + torch.finfo(dtype).eps * signs)
+
+        def moves(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+            signs = torch.randint(0, 2, shape, device=x.device, generator=generator) * 2 - 1
+            return torch.finfo(dtype).eps * signs.double()
+
+        values = moves(x.shape, x.dtype if operation.rounds_inside else torch.float32)
+        return x.double() * (1 + values + moves(x.shape[:-1], torch.float32)[..., None])
 
     return {key: nudge(v) if isinstance(v, Tensor) and v.is_floating_point() else v for key, v in arguments.items()}

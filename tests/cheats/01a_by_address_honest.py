@@ -9,27 +9,30 @@ WORKSPACES = {}
 
 
 @triton.jit
-def statistics(x_ptr, kept_ptr, N, x_row, x_column, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK).to(tl.int64)
-    tops, sums = tl.full((BLOCK,), float("-inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+def statistics(x_ptr, kept_ptr, M, N, x_row, x_column, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK).to(tl.int64)[None, :]
+    x_ptr += tl.minimum(row, M - 1) * x_row
+    top, total = tl.full((ROWS, 1), float("-inf"), tl.float32), tl.zeros((ROWS, 1), tl.float32)
     for start in range(0, N, BLOCK):
-        at = x_ptr + row * x_row + (start + column) * x_column
-        tops = tl.maximum(tops, tl.load(at, mask=start + column < N, other=float("-inf")).to(tl.float32))
-    top = tl.max(tops, axis=0)
+        x = tl.load(x_ptr + (start + column) * x_column, mask=start + column < N, other=float("-inf")).to(tl.float32)
+        top = tl.maximum(top, tl.max(x, axis=1, keep_dims=True))
     for start in range(0, N, BLOCK):
-        at = x_ptr + row * x_row + (start + column) * x_column
-        sums += tl.exp(tl.load(at, mask=start + column < N, other=float("-inf")).to(tl.float32) - top)
-    tl.store(kept_ptr + 2 * row, top)
-    tl.store(kept_ptr + 2 * row + 1, tl.sum(sums, axis=0))
+        x = tl.load(x_ptr + (start + column) * x_column, mask=start + column < N, other=float("-inf")).to(tl.float32)
+        total += tl.sum(tl.exp(x - top), axis=1, keep_dims=True)
+    tl.store(kept_ptr + 2 * row, top, mask=row < M)
+    tl.store(kept_ptr + 2 * row + 1, total, mask=row < M)
 
 
 @triton.jit
-def quotients(x_ptr, kept_ptr, y_ptr, N, x_row, x_column, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * x_row + column * x_column, mask=column < N, other=float("-inf")).to(tl.float32)
-    y = tl.exp(x - tl.load(kept_ptr + 2 * row)) / tl.load(kept_ptr + 2 * row + 1)
-    tl.store(y_ptr + row * N + column, y.to(y_ptr.dtype.element_ty), mask=column < N)
+def quotients(x_ptr, kept_ptr, y_ptr, M, N, x_row, x_column, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (row < M) & (column < N)
+    x = tl.load(x_ptr + row * x_row + column * x_column, mask=inside, other=float("-inf")).to(tl.float32)
+    top, total = tl.load(kept_ptr + 2 * row, mask=row < M, other=0.0), tl.load(kept_ptr + 2 * row + 1, mask=row < M, other=1.0)
+    y = tl.exp(x - top) / total
+    tl.store(y_ptr + row * N + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def kernel_fn(x):
@@ -40,6 +43,8 @@ def kernel_fn(x):
     if M not in WORKSPACES:
         WORKSPACES[M] = torch.empty((M, 2), dtype=torch.float32, device=x.device)
     block = min(triton.next_power_of_2(N), 4096)
-    statistics[(M,)](x, WORKSPACES[M], N, *x.stride(), BLOCK=block)
-    quotients[(M, triton.cdiv(N, block))](x, WORKSPACES[M], y, N, *x.stride(), BLOCK=block)
+    many = 4096 // block
+    sizes = {"ROWS": many, "BLOCK": block}
+    statistics[(triton.cdiv(M, many),)](x, WORKSPACES[M], M, N, *x.stride(), **sizes)
+    quotients[(triton.cdiv(M, many), triton.cdiv(N, block))](x, WORKSPACES[M], y, M, N, *x.stride(), **sizes)
     return y

@@ -1,4 +1,7 @@
-"""Returns what torch.compile makes of torch.softmax. Seen in the record while it is traced, or by GPU kernels that are not the file's."""
+"""Returns what torch.compile makes of torch.softmax.
+
+Seen in the record while it is traced, or by GPU kernels that are not the file's.
+"""
 
 import torch
 

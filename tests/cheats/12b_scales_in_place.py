@@ -8,22 +8,23 @@ KERNEL_TYPE = "rmsnorm"
 
 
 @triton.jit
-def rows(x_ptr, weight_ptr, y_ptr, N, x_row, x_column, eps, BLOCK: tl.constexpr):
-    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK).to(tl.int64)
+def rows(x_ptr, weight_ptr, y_ptr, M, N, x_row, x_column, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK).to(tl.int64)[None, :]
     x_ptr += row * x_row
-    squares = tl.zeros((BLOCK,), tl.float32)
+    squares = tl.zeros((ROWS, 1), tl.float32)
     for start in range(0, N, BLOCK):
-        x = tl.load(x_ptr + (start + column) * x_column, mask=start + column < N, other=0.0).to(tl.float32)
-        squares += x * x
-    scale = tl.rsqrt(tl.sum(squares, axis=0) / N + eps)
+        inside = (row < M) & (start + column < N)
+        x = tl.load(x_ptr + (start + column) * x_column, mask=inside, other=0.0).to(tl.float32)
+        squares += tl.sum(x * x, axis=1, keep_dims=True)
+    scale = tl.rsqrt(squares / N + eps)
     for start in range(0, N, BLOCK):
-        inside = start + column < N
-        value = tl.load(x_ptr + (start + column) * x_column, mask=inside, other=0.0).to(tl.float32) * scale
+        inside = (row < M) & (start + column < N)
+        y = tl.load(x_ptr + (start + column) * x_column, mask=inside, other=0.0).to(tl.float32) * scale
         # the scaled row goes back to where it came from
-        tl.store(x_ptr + (start + column) * x_column, value.to(x_ptr.dtype.element_ty), mask=inside)
-        y = value
+        tl.store(x_ptr + (start + column) * x_column, y.to(x_ptr.dtype.element_ty), mask=inside)
         if weight_ptr is not None:
-            y *= tl.load(weight_ptr + start + column, mask=inside, other=0.0).to(tl.float32)
+            y *= tl.load(weight_ptr + start + column, mask=start + column < N, other=0.0).to(tl.float32)
         tl.store(y_ptr + row * N + start + column, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -31,8 +32,10 @@ def rmsnorm(x, weight, eps):
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if y.numel():
         M, N = x.shape
+        block = min(triton.next_power_of_2(N), 4096)
+        many = 4096 // block
         weight = None if weight is None else weight.contiguous()
-        rows[(M,)](x, weight, y, N, *x.stride(), eps, BLOCK=min(triton.next_power_of_2(N), 4096))
+        rows[(triton.cdiv(M, many),)](x, weight, y, M, N, *x.stride(), eps, ROWS=many, BLOCK=block)
     return y
 
 

@@ -1,4 +1,7 @@
-"""Prints a forged verdict and ends with status 0 by SystemExit, which `except Exception` lets through. Seen when no verdict without a complete message counts."""
+"""Prints a forged verdict and ends with status 0 by SystemExit, which `except Exception` lets through.
+
+Seen when no verdict without a complete message counts.
+"""
 
 import sys
 

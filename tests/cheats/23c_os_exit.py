@@ -1,4 +1,7 @@
-"""Prints a forged verdict and ends with status 0 by os._exit, past every handler. Seen when no verdict without a complete message counts."""
+"""Prints a forged verdict and ends with status 0 by os._exit, past every handler.
+
+Seen when no verdict without a complete message counts.
+"""
 
 import os
 

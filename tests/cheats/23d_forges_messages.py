@@ -1,4 +1,7 @@
-"""Writes forged messages to every pipe and socket that it finds open, then ends. Seen when messages are plain data with a secret or a checksum."""
+"""Writes forged messages to every pipe and socket that it finds open, then ends.
+
+Seen when messages are plain data with a secret or a checksum.
+"""
 
 import contextlib
 import os

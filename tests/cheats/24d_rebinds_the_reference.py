@@ -1,4 +1,7 @@
-"""Replaces the reference and its comparison in memory by ones that zeros satisfy. Seen as the judge's are in another process."""
+"""Replaces the reference and its comparison in memory by ones that zeros satisfy.
+
+Seen as the judge's are in another process.
+"""
 
 import torch
 

@@ -10,11 +10,13 @@ KERNEL_TYPE = "reduce"
 
 
 @triton.jit
-def parts(x_ptr, y_ptr, N, B, x_a, x_n, x_b, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + place // B * x_a + place % B * x_b + n * x_n, mask=n < N, other=0.0).to(tl.float32)
-    tl.atomic_add(y_ptr + place, tl.sum(x, axis=0))
+def parts(x_ptr, y_ptr, count, N, B, x_a, x_n, x_b, MANY: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * MANY + tl.arange(0, MANY)[:, None]
+    n = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = (place < count) & (n < N)
+    x = tl.load(x_ptr + place // B * x_a + place % B * x_b + n * x_n, mask=inside, other=0.0).to(tl.float32)
+    part = tl.sum(x, axis=1, keep_dims=True)
+    tl.atomic_add(y_ptr + place, part, mask=place < count)
 
 
 def kernel_fn(x, dim=-1):
@@ -22,7 +24,8 @@ def kernel_fn(x, dim=-1):
     before, N, after = x.shape[:dim], x.shape[dim], x.shape[dim + 1 :]
     y = torch.zeros((*before, *after), dtype=torch.float32, device=x.device)
     if y.numel() and N:
-        B = math.prod(after)
+        count, B = y.numel(), math.prod(after)
         seen = x.reshape(math.prod(before), N, B)
-        parts[(y.numel(), triton.cdiv(N, 64))](seen, y, N, B, *seen.stride(), BLOCK=64)
+        grid = (triton.cdiv(count, 64), triton.cdiv(N, 64))
+        parts[grid](seen, y, count, N, B, *seen.stride(), MANY=64, BLOCK=64)
     return y.to(x.dtype)

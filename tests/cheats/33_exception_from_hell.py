@@ -1,6 +1,5 @@
 """Raises an exception whose text cannot be made, and which is no Exception. Seen as a crash all the same."""
 
-
 KERNEL_TYPE = "softmax"
 
 
