@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-VALUES = ("normal", "large", "small", "mixed", "constant", "integers")
+VALUES = ("normal", "large", "small", "mixed", "constant", "ones", "masked", "integers")
 LAYOUTS = ("contiguous", "padded", "transposed", "offset")
 
 LARGE = 64.0  # a product of two such values still fits float16
@@ -31,7 +31,9 @@ class InputMaker:
     """Makes the tensors of one call.
 
     `values`: "normal" N(0, 1); "large" and "small" the same times 64 and 2^-10; "mixed" one power of two from 2^-6 to 2^6
-    per row; "constant" one value per row; "integers" from -2 to 2, whose sums float32 holds exactly.
+    per row; "constant" one value per row; "ones" the same value everywhere, so that the answer is known in closed form;
+    "masked" N(0, 1) with -inf at the start of each row and here and there, its last value left; "integers" from -2 to 2, whose
+    sums float32 holds exactly.
     `layout`: "contiguous"; "padded" rows of a wider buffer; "transposed" last two dimensions swapped in memory;
     "offset" storage that starts one element late, so that no row is 16-byte aligned.
     `specs`: by argument name, the exact shape, strides and dtype to give (a real call of a model); they win over both.
@@ -64,6 +66,8 @@ class InputMaker:
     def _draw(self, size: tuple[int, ...], scale: float) -> Tensor:
         if self.values == "integers":
             return torch.randint(-2, 3, size, device=self.device, generator=self.generator).float()
+        if self.values == "ones":
+            return torch.full(size, scale, device=self.device)
         x = torch.randn(size, device=self.device, generator=self.generator) * scale
         if self.values == "large":
             return x * LARGE
@@ -73,6 +77,13 @@ class InputMaker:
         if self.values == "mixed":
             exponents = torch.randint(-6, 7, rows, device=self.device, generator=self.generator).float()
             return x * torch.exp2(exponents)
+        if self.values == "masked" and size:
+            # Whole blocks at the start of a row are what a running maximum stumbles over: -inf minus -inf is NaN.
+            starts = torch.rand(rows, device=self.device, generator=self.generator) * size[-1]
+            hidden = torch.arange(size[-1], device=self.device) < starts
+            hidden |= torch.rand(size, device=self.device, generator=self.generator) < 1 / 8
+            hidden[..., -1:] = False
+            return x.masked_fill(hidden, float("-inf"))
         if self.values == "constant":
             return (torch.randn(rows, device=self.device, generator=self.generator) * scale).expand(size)
         return x

@@ -32,10 +32,10 @@ class Status(str, enum.Enum):
     """The verdict on a kernel. Only PASS is a success."""
 
     PASS = "PASS"
-    FAIL = "FAIL"  # a wrong output
+    FAIL = "FAIL"  # a wrong or a forbidden output
     CRASH = "CRASH"  # it raised, ran out of memory or died
     TIMEOUT = "TIMEOUT"
-    INVALID = "INVALID"  # it broke a rule, or could not be loaded
+    INVALID = "INVALID"  # it broke a rule, or the measurement is at fault
 
     def __str__(self) -> str:
         return self.value
@@ -72,10 +72,18 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     torch: str
     triton: str
     time: str = msgspec.field(default_factory=_now)  # ISO 8601, UTC
+    latency_low_us: float | None = None  # the 95% interval of latency_us
+    latency_high_us: float | None = None
+    graph_us: float | None = None  # replayed in a CUDA graph
+    launch_us: float | None = None  # what an eager call costs on top of that
+    allow_torch: bool = False  # judged with --allow-torch: torch operators may do the work
+    isolation: str = UNMEASURED  # what kept the kernel apart from its judge
+    seconds: float | None = None  # wall time of the judgement
 
 
 COLUMNS: tuple[str, ...] = Row.__struct_fields__
 FIGURES: frozenset[str] = frozenset(name for name, kind in get_type_hints(Row).items() if kind == (float | None))
+FLAGS: frozenset[str] = frozenset(name for name, kind in get_type_hints(Row).items() if kind is bool)
 _HEADER = "\t".join(COLUMNS)
 
 
@@ -166,7 +174,7 @@ def read() -> "pandas.DataFrame":
         {**msgspec.structs.asdict(row), "correctness": str(row.correctness), "shape": _json(row.shape)} for row in _rows()
     ]
     table = pandas.DataFrame.from_records(records, columns=list(COLUMNS))
-    return table.astype({"experiment": "int64", **dict.fromkeys(FIGURES, "float64")})
+    return table.astype({"experiment": "int64", **dict.fromkeys(FIGURES, "float64"), **dict.fromkeys(FLAGS, "bool")})
 
 
 def last_for(sha256: str, target: str | None = None) -> Row | None:
@@ -183,6 +191,8 @@ def _write_field(name: str, value: Any) -> str:
     if name in FIGURES:
         measured = value is not None and math.isfinite(value)
         return str(float(f"{value:.6g}")) if measured else UNMEASURED
+    if name in FLAGS:
+        return "yes" if value else "no"
     if name == "shape":
         return _escape(_json(value))
     return _escape(str(value))
@@ -191,6 +201,10 @@ def _write_field(name: str, value: Any) -> str:
 def _read_field(name: str, text: str) -> Any:
     if name in FIGURES:
         return None if text == UNMEASURED else float(text)
+    if name in FLAGS:
+        if text not in ("yes", "no"):
+            raise ValueError(f"{name} is {text!r}, neither yes nor no")
+        return text == "yes"
     if name == "experiment":
         return int(text)
     return json.loads(_unescape(text)) if name == "shape" else _unescape(text)

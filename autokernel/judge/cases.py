@@ -13,11 +13,14 @@ from autokernel.state import Target
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 RANDOM_SHAPES = 3  # drawn afresh in every run
+DRAWN = "drawn"  # their name
+DRAWN = "drawn"  # name of a case with one of them
+LONG_BYTES = {"cuda": 1 << 26, "cpu": 1 << 17}  # a case of a long reduction reads and writes at most this much in float16
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call to judge: the shape, and which values and layouts its tensors get."""
+    """One call to judge: the shape, and which values and layouts its tensors get; `name` says both."""
 
     name: str
     shape: Shape
@@ -35,8 +38,7 @@ class Case:
 
     def __str__(self) -> str:
         shape = " ".join(f"{key}={value}" for key, value in self.shape.items())
-        details = [f"{self.values} values"] * (self.values != "normal") + [self.layout] * (self.layout != "contiguous")
-        return f"{self.name}, {hardware.dtype_name(self.dtype)}, {shape}" + "".join(f", {detail}" for detail in details)
+        return f"{self.name}, {hardware.dtype_name(self.dtype)}, {shape}"
 
 
 def dtypes_checked(device: torch.device) -> tuple[torch.dtype, ...]:
@@ -69,19 +71,39 @@ def shape_sweep(operation: Operation, targets: Sequence[Target], device: torch.d
         if case.dtype in dtypes:
             yield case
         yield from (Case(f"shape of {target.name}", target.shape, dtype) for dtype in dtypes if dtype != case.dtype)
-    for name, shapes in (("standard", operation.sweep if on_gpu else operation.sweep_cpu), ("drawn", drawn)):
+    for name, shapes in (("standard", operation.sweep if on_gpu else operation.sweep_cpu), (DRAWN, drawn)):
         for shape in shapes:
             yield from (Case(name, shape, dtype) for dtype in dtypes)
 
 
 def numerical_stability(operation: Operation, device: torch.device) -> Iterator[Case]:
-    """Magnitudes at which a careless kernel overflows, underflows or cancels; integers whose exact answer is known."""
-    for shape in operation.sweep_cpu[:2]:
-        for dtype in dtypes_checked(device):
-            for values in ("large", "small", "mixed", "constant"):
-                yield Case("magnitudes", shape, dtype, values)
+    """Values at which a careless kernel overflows, underflows, cancels or gives NaN, and some whose exact answer is known.
+
+    On small shapes and on a long reduction: large and small magnitudes, scales that differ by row, constant rows, ones (the
+    answer is a closed form: 1 / N for softmax), -inf masks where models have them, and integers for what is linear in them.
+    """
+    long = long_reduction(operation, device)
+    tried = [("large values", "large"), ("small values", "small"), ("mixed scales", "mixed"), ("constant rows", "constant")]
+    tried += [("known answer", "ones")] + [("-inf mask", "masked")] * operation.masks
+    for dtype in dtypes_checked(device):
+        for shape in operation.sweep_cpu[:2]:
+            yield from (Case(name, shape, dtype, values) for name, values in tried)
             if operation.exact_on_integers:
                 yield Case("integers", shape, dtype, "integers", exact=True)
+        yield Case("long reduction, mixed scales", long, dtype, "mixed")
+        if operation.masks:
+            yield Case("long reduction, -inf mask", long, dtype, "masked")
+
+
+def long_reduction(operation: Operation, device: torch.device) -> Shape:
+    """The standard shape with the longest dimension among those within LONG_BYTES."""
+
+    def longest(shape: Shape) -> int:
+        return max(size for size in shape.values() if isinstance(size, int))
+
+    standard = operation.sweep if device.type == "cuda" else operation.sweep_cpu
+    small = [shape for shape in standard if operation.bytes(shape, 2) <= LONG_BYTES[device.type]]
+    return max(small or operation.sweep_cpu, key=longest)
 
 
 def edge_cases(operation: Operation, device: torch.device) -> Iterator[Case]:
@@ -90,4 +112,4 @@ def edge_cases(operation: Operation, device: torch.device) -> Iterator[Case]:
         for shape in operation.edges:
             yield Case("edge", shape, dtype)
         for layout in ("padded", "transposed", "offset"):
-            yield Case("layout", operation.sweep_cpu[0], dtype, layout=layout)
+            yield Case(f"{layout} layout", operation.sweep_cpu[0], dtype, layout=layout)

@@ -1,89 +1,365 @@
-"""The clock: kernel and PyTorch baseline in turn, the L2 cache flushed before every call. Do not edit."""
+"""The clock: a kernel's time by two clocks, in turn with PyTorch's on the same inputs. Do not edit.
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+The worker takes the time of each call by CUDA events; the judge takes the time of whole batches by its own clock, which no
+kernel file can reach. The baseline runs in the judge's process, by the very loop that the worker runs (`repeat`): nothing
+that a kernel file replaces slows it down, and both are treated alike. For each call new values are copied in, lines that
+persist in L2 are reset, FLUSH_BYTES are written to clear the cache; then event, call, event, the answer is copied out, and
+the device must be idle.
+"""
+
+import math
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
+import numpy.typing as npt
+from torch import Tensor
 
 from autokernel.ops import Arguments
 
-WARMUP = 5
-LEAST_REPEATS, MOST_REPEATS = 30, 200
-BUDGET_S = 1.0  # of timed calls, kernel and baseline together, once the least repeats are done
+if TYPE_CHECKING:
+    from autokernel.judge.isolated import Answer, Times
+
 FLUSH_BYTES = 1 << 30  # many times every L2, and 0.2 ms or more to write: longer than a launch from Python
-INPUT_SETS = 3  # used in turn, so that no two calls in a row see the same values
+SETS = 4  # of inputs in a batch, all new; the first call of a batch is a warm-up
+LONG = 4  # a long batch makes so many times the calls of a short one
+LEAST_CALLS, MOST_CALLS = 27, 200  # that count in a median
+BUDGET_S = 0.8  # of batches, once the least calls are made
+CHECKED = 3  # answers compared in full among the least batches, at places that the judge draws; after that one in CHECK_EVERY
+CHECK_EVERY = 8
 RESAMPLES = 2000
+# What one run cannot see in itself: two processes that run the same kernel have their memory in other places.
+BETWEEN_RUNS = 0.005
+
+AGREE_SHARE, AGREE_US = 0.05, 5.0
+ROUND_TRIP_US = 1000.0  # more than a request takes besides its calls
+ATTEMPTS = 3
+SLOWED_SHARE, SLOWED_US = 0.15, 5.0
+
+SMALL_US = 1000.0  # above it, a launch is no part of the story
+GRAPH_CALLS = 28
+
+
+class Loop(Protocol):
+    """Something that calls a kernel, or the baseline, many times: an `isolated.Worker`."""
+
+    def timed(
+        self,
+        sets: Sequence[Arguments],
+        repeats: int,
+        flush_bytes: int,
+        graph: bool = False,
+        slots: int | None = None,
+        recorded: bool = True,
+    ) -> "Times": ...
+
+
+# Looks at the answer of one timed call, beside PyTorch's for the same inputs: in full, or only whether it can be right at all.
+# Raises what is to be said of a wrong one.
+Look = Callable[["Times", "Answer", "Answer", Arguments, bool], None]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A median and its 95% bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What the kernel is compared with: its median in microseconds, and how many times faster the kernel is."""
+
+    us: float
+    speedup: Estimate
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians in microseconds, the baseline's over the kernel's, and its 95% bootstrap interval."""
+    """One kernel's figures on one call; times in microseconds.
 
-    kernel_us: float
-    baseline_us: float
-    speedup: float
-    low: float
-    high: float
-    peak_vram_mb: float  # allocated at most during a call of the kernel, its arguments included
-
-
-def measure(
-    kernel: Callable[..., Any], baseline: Callable[..., Any], arguments: Callable[[int], Arguments], device: torch.device
-) -> Timing:
-    """Time the two in turn (A B A B ...) on a GPU, with events; `arguments(seed)` makes a set of inputs.
-
-    Each figure is the median over at least LEAST_REPEATS calls. The flush before each call writes many times the L2, so
-    that the Python launch is hidden behind it and the events enclose the kernels alone.
+    `latency` is the median device time of an eager call with a cold L2: from the moment the cache has been flushed to the end
+    of the last kernel that the call launched. The flush takes longer than a launch from Python, so launches are hidden behind
+    it, as they are in a model that keeps the GPU busy; a call that needs longer than that on the host shows it. It is what
+    `triton.testing.do_bench` measures. `graph_us` is the same for replays of the call in a CUDA graph, so without any work
+    on the host; None where it cannot be captured or a call takes longer than SMALL_US. `launch_us` is what an eager call costs
+    beyond such a replay where nothing hides it: the difference of the two on an idle GPU without a flush, or 0.
     """
-    inputs = [arguments(seed) for seed in range(INPUT_SETS)]
-    functions = {"kernel": kernel, "baseline": baseline}
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
-    for _ in range(WARMUP):
-        for function in functions.values():
-            function(**inputs[0])
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    without = torch.cuda.memory_allocated(device) - _bytes_of(inputs[0])
-    kernel(**inputs[0])
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) - without
-    times = _time(functions, inputs, flush)
-    speedup, low, high = ratio_of_medians(times["baseline"], times["kernel"])
-    return Timing(median(times["kernel"]), median(times["baseline"]), speedup, low, high, peak / 2**20)
+
+    latency: Estimate
+    clock_us: float  # the same by the judge's own clock
+    baseline: Rival
+    incumbent: Rival | None
+    graph_us: float | None
+    launch_us: float | None
+    peak_vram_mb: float  # allocated at most during a call, its arguments included
+    calls: int  # that the medians are of
+    note: str = ""  # why a figure is missing
 
 
-def _time(functions: Mapping[str, Callable[..., Any]], inputs: list[Arguments], flush: torch.Tensor) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    spent_us = 0.0
-    for repeat in range(MOST_REPEATS):
-        if repeat >= LEAST_REPEATS and spent_us > BUDGET_S * 1e6:
-            break
-        for name, function in functions.items():
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            flush.fill_(repeat & 1)
-            start.record()
-            function(**inputs[repeat % len(inputs)])
-            stop.record()
-            stop.synchronize()
-            times[name].append(1e3 * start.elapsed_time(stop))
-            spent_us += times[name][-1]
-    return times
+class Disputed(Exception):
+    """The figures cannot be trusted; the text says why, in one clause."""
 
 
-def ratio_of_medians(numerator: Sequence[float], denominator: Sequence[float]) -> tuple[float, float, float]:
-    """Ratio of the medians and its 95% bootstrap interval (low, high).
+@dataclass
+class Walls:
+    """The judge's own clock: pairs of a short and a long batch, of the kernel and of nothing, in microseconds.
 
-    The two lists were measured side by side, so a resample draws pairs: what slowed both down slows both down in it too.
+    The rule. A long batch less a short one, over the calls that it makes more, is the time of one call without what a request
+    costs; the same of an empty candidate, in the judge's process, is what copies, flush and waiting take; the difference p is
+    the kernel's. The median of p over the rounds must agree with the median e of the events that is reported:
+
+        |p - e| <= 5% of e + 5 us + 3 s
+
+    where s is the standard error of that median, from the spread of the rounds (1.2533 * 1.4826 * MAD / sqrt(rounds)).
+    Work that events do not see, on another stream, or in a thread, or after an event that was tampered with, is in p, since a
+    request ends when the device is idle. A candidate could make p small by wasting time in short batches alone; so the long
+    batch as a whole may not take more than e and that bound for each call, and ROUND_TRIP_US for the request.
     """
-    pairs = np.array([numerator, denominator])
-    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (RESAMPLES, pairs.shape[1]))
-    medians = np.median(pairs[:, drawn], axis=2)
+
+    short_calls: int
+    long_calls: int
+    short: list[float] = field(default_factory=list)
+    long: list[float] = field(default_factory=list)
+    empty_short: list[float] = field(default_factory=list)
+    empty_long: list[float] = field(default_factory=list)
+
+    def per_call(self) -> list[float]:
+        """p of each round."""
+        more = self.long_calls - self.short_calls
+        pairs = zip(self.long, self.short, self.empty_long, self.empty_short, strict=True)
+        return [(long - short - (empty_long - empty_short)) / more for long, short, empty_long, empty_short in pairs]
+
+    def dispute(self, events_us: float) -> str:
+        """Why the two clocks do not agree, in one clause; "" when they do."""
+        rounds = self.per_call()
+        middle = median(rounds)
+        spread = 1.4826 * median(abs(value - middle) for value in rounds)
+        bound = AGREE_SHARE * events_us + AGREE_US + 3 * 1.2533 * spread / math.sqrt(len(rounds))
+        if abs(middle - events_us) > bound:
+            return (
+                f"the judge's clock says {middle:.1f} us for a call and the events {events_us:.1f} us, "
+                f"further apart than noise ({bound:.1f} us)"
+            )
+        whole = median(a - b for a, b in zip(self.long, self.empty_long, strict=True))
+        if whole > self.long_calls * (events_us + bound) + ROUND_TRIP_US:
+            return (
+                f"the judge's clock says {whole:.0f} us for {self.long_calls} calls and the events {events_us:.1f} us "
+                "for each, further apart than a request costs"
+            )
+        return ""
+
+
+@dataclass
+class Stopwatch:
+    """Times a candidate against the baseline, and an incumbent if there is one.
+
+    `make(seed)` gives new inputs. Every answer of every timed call is looked at, some that the judge draws in full. `empty`
+    is a loop without a kernel. `sets` and `slots` (answers kept of a batch, its last ones) are fewer where memory is short.
+    """
+
+    candidate: Loop
+    baseline: Loop
+    empty: Loop
+    make: Callable[[int], Arguments]
+    look: Look
+    incumbent: Callable[[], Loop] | None = None  # started once the candidate has room for its longest batch
+    sets: int = SETS
+    long: int = LONG
+    slots: int = SETS * LONG
+
+    def __post_init__(self) -> None:
+        self._random: random.Random = secrets.SystemRandom()
+        self._beside: Loop | None = None
+
+    def measure(self) -> Timing:
+        """The figures; Disputed if in ATTEMPTS attempts the two clocks never agree, or whatever the checks raise."""
+        self._warm_up()
+        for _ in range(ATTEMPTS):
+            timing, dispute = self._attempt()
+            if not dispute:
+                return timing
+        raise Disputed(dispute)
+
+    def slowed(self, timing: Timing) -> str:
+        """Call it when the candidate's process is gone: why the baseline was slower beside it, "" if it was not."""
+        beside, alone = timing.baseline.us, 0.0
+        for _ in range(ATTEMPTS):  # the GPU's clock may have changed; one slow enough attempt acquits
+            times: list[float] = []
+            while len(times) < LEAST_CALLS:
+                times += self.baseline.timed(self._new_sets(), self.sets, FLUSH_BYTES).times_us[self._first :]
+            alone = max(alone, median(times))
+            if beside <= (1 + SLOWED_SHARE) * alone + SLOWED_US:
+                return ""
+        return (
+            f"PyTorch took {beside:.1f} us beside the kernel and {alone:.1f} us once its process had ended: something slowed it"
+        )
+
+    @property
+    def _first(self) -> int:
+        """The first call of a batch that counts: one before it warms up what a change of process has cooled down."""
+        return min(1, self.sets - 1)
+
+    def _new_sets(self) -> list[Arguments]:
+        return [self.make(self._random.getrandbits(31)) for _ in range(self.sets)]
+
+    def _warm_up(self) -> None:
+        inputs = self._new_sets()
+        calls = self.sets * self.long
+        self.candidate.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
+        self.baseline.timed(inputs, self.sets, FLUSH_BYTES)
+        self.empty.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
+        if self.incumbent is not None and self._beside is None:
+            self._beside = self.incumbent()
+            self._beside.timed(inputs, self.sets, FLUSH_BYTES)
+
+    def _kept(self, calls: int) -> int:
+        return min(calls, self.slots)
+
+    def _attempt(self) -> tuple[Timing, str]:
+        walls = Walls(self.sets, self.long * self.sets)
+        ours: list[Sequence[float]] = []
+        theirs: list[Sequence[float]] = []
+        old: list[Sequence[float]] = []
+        peak = 0
+        counted = self.sets - self._first
+        least = math.ceil(LEAST_CALLS / counted)
+        drawn = set(self._random.sample(range(least), min(CHECKED, least)))
+        began = time.perf_counter()
+        while len(ours) < least or (len(ours) * counted < MOST_CALLS and time.perf_counter() - began < BUDGET_S):
+            sizes = [walls.short_calls, walls.long_calls]
+            self._random.shuffle(sizes)
+            for calls in sizes:
+                number = len(ours)
+                full = number in drawn or (number >= least and self._random.randrange(CHECK_EVERY) == 0)
+                inputs = self._new_sets()
+                batch, baseline, incumbent = self._in_turn(inputs, calls, full, backwards=number % 4 > 1)
+                ours.append(batch.times_us[self._first : self.sets])
+                theirs.append(baseline.times_us[self._first : self.sets])
+                if incumbent is not None:
+                    old.append(incumbent.times_us[self._first : self.sets])
+                peak = max(peak, batch.peak_bytes)
+                empty = self.empty.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
+                is_long = calls == walls.long_calls
+                (walls.long if is_long else walls.short).append(1e6 * batch.wall_s)
+                (walls.empty_long if is_long else walls.empty_short).append(1e6 * empty.wall_s)
+        latency = interval_of_median(ours)
+        dispute = walls.dispute(latency.value)
+        graph_us, launch_us, note = (None, None, "") if dispute else self._graph(latency.value)
+        timing = Timing(
+            latency=latency,
+            clock_us=median(walls.per_call()),
+            baseline=_rival(theirs, ours),
+            incumbent=_rival(old, ours) if old else None,
+            graph_us=graph_us,
+            launch_us=launch_us,
+            peak_vram_mb=(peak + bytes_of(inputs[0])) / 2**20,
+            calls=len(ours) * counted,
+            note=note,
+        )
+        return timing, dispute
+
+    def _in_turn(
+        self, inputs: list[Arguments], calls: int, full: bool, backwards: bool
+    ) -> tuple["Times", "Times", "Times | None"]:
+        """The candidate's batch, the baseline's and the incumbent's, forwards or backwards, so that none is always first.
+
+        Answers are looked at before the next request to a worker: the two workers share the memory that they lie in.
+        """
+        old = self._beside.timed(inputs, self.sets, FLUSH_BYTES) if self._beside and backwards else None
+        if backwards:
+            theirs = self.baseline.timed(inputs, self.sets, FLUSH_BYTES)
+            ours = self.candidate.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
+        else:
+            ours = self.candidate.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
+            theirs = self.baseline.timed(inputs, self.sets, FLUSH_BYTES)
+        self._look_at(ours, theirs, inputs, calls, full)
+        if self._beside and not backwards:
+            old = self._beside.timed(inputs, self.sets, FLUSH_BYTES)
+        return ours, theirs, old
+
+    def _look_at(self, ours: "Times", theirs: "Times", inputs: Sequence[Arguments], calls: int, full: bool) -> None:
+        made = len(ours.times_us)  # fewer than were asked for, if the last answer was none
+        slots = self._kept(calls)
+        kept = range(max(0, made - slots), made)
+        in_full = self._random.choice(kept) if full else None
+        for call in kept:
+            place = call % len(inputs)
+            self.look(ours, ours.answer(call % slots), theirs.answer(place), inputs[place], call == in_full)
+        if made < calls:
+            raise Disputed(f"{made} calls were timed instead of {calls}")
+
+    def _graph(self, latency_us: float) -> tuple[float | None, float | None, str]:
+        """(graph_us, launch_us, why there are none)."""
+        if latency_us > SMALL_US:
+            return None, None, ""
+        inputs = self._new_sets()
+        replays = self.candidate.timed(inputs, GRAPH_CALLS, FLUSH_BYTES, graph=True, slots=self._kept(GRAPH_CALLS))
+        if replays.fault:
+            return None, None, replays.fault
+        baseline = self.baseline.timed(inputs, self.sets, FLUSH_BYTES)
+        self._look_at(replays, baseline, inputs, GRAPH_CALLS, True)
+        eager, replayed = (
+            median(self.candidate.timed(inputs, GRAPH_CALLS, 0, graph, slots=1, recorded=False).times_us[self._first :])
+            for graph in (False, True)
+        )
+        return median(replays.times_us[self._first :]), max(0.0, eager - replayed), ""
+
+
+def _rival(theirs: Sequence[Sequence[float]], ours: Sequence[Sequence[float]]) -> Rival:
+    ratio, low, high = ratio_of_medians(theirs, ours)
+    return Rival(
+        median(value for batch in theirs for value in batch),
+        Estimate(ratio, low * (1 - BETWEEN_RUNS), high * (1 + BETWEEN_RUNS)),
+    )
+
+
+Measured = Sequence[float] | Sequence[Sequence[float]]
+
+
+def ratio_of_medians(numerator: Measured, denominator: Measured) -> tuple[float, float, float]:
+    """Ratio of the medians and its 95% bootstrap interval (low, high); both flat, or both by batch.
+
+    The two lists were measured side by side, so a resample draws the same calls, or the same batches, of both: what slowed
+    both down slows both down in it too, and what slowed a whole batch down is drawn as a whole.
+    """
+    pair = np.array([_by_batch(numerator), _by_batch(denominator)])
+    medians = np.median(_resampled(pair), axis=2)
     low, high = np.percentile(medians[0] / medians[1], (2.5, 97.5))
-    return median(numerator) / median(denominator), float(low), float(high)
+    middle = np.median(pair.reshape(2, -1), axis=1)
+    return float(middle[0] / middle[1]), float(low), float(high)
 
 
-def _bytes_of(arguments: Arguments) -> int:
-    return sum(v.untyped_storage().nbytes() for v in arguments.values() if isinstance(v, torch.Tensor))
+def interval_of_median(values: Measured) -> Estimate:
+    """The median and its 95% bootstrap interval."""
+    batches = _by_batch(values)
+    low, high = np.percentile(np.median(_resampled(batches[None])[0], axis=1), (2.5, 97.5))
+    return Estimate(float(np.median(batches)), float(low), float(high))
+
+
+def _by_batch(values: Measured) -> npt.NDArray[np.float64]:
+    array = np.asarray(values, dtype=np.float64)
+    return array.reshape(len(array), -1)
+
+
+def _resampled(batches: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """(lists, batches, calls) -> (lists, RESAMPLES, batches * calls), batches drawn with replacement, alike in each list."""
+    count = batches.shape[1]
+    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    return batches[:, drawn].reshape(len(batches), RESAMPLES, -1)
+
+
+def bytes_of(arguments: Arguments) -> int:
+    """Bytes of the storages of the arguments."""
+    return sum(storages(arguments))
+
+
+def storages(arguments: Arguments) -> Iterable[int]:
+    return (value.untyped_storage().nbytes() for value in arguments.values() if isinstance(value, Tensor))

@@ -1,12 +1,11 @@
 """The five correctness gates: smoke, shape sweep, numerical stability, determinism, edge cases. Do not edit.
 
-A kernel is called with fresh random arguments before anything else computes their answer; then PyTorch computes it in the
+A kernel is called, in a process of its own, with fresh random arguments; when its answer is here, PyTorch computes it in the
 same dtype (the baseline) and in float64 (the oracle). The first fault ends the judgement and is reported in one sentence.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,14 +13,16 @@ from torch import Tensor
 from autokernel import golden, hardware
 from autokernel.judge import cases
 from autokernel.judge.cases import Case
-from autokernel.judge.compare import compare, compare_exactly, says_something
-from autokernel.kernels import Kernel
+from autokernel.judge.compare import Comparison, compare, compare_exactly, says_something
+from autokernel.judge.isolated import Answer, Judged, same_bits
+from autokernel.judge.process import WorkerFault
+from autokernel.kernels import KernelFile
 from autokernel.ops import Arguments, Operation
 from autokernel.results import Status
 from autokernel.state import Target
 
 GATES = ("smoke", "shape_sweep", "numerical_stability", "determinism", "edge_cases")
-REPEATS = 5  # of the same call, for determinism
+ROUNDS = 5  # of the same three inputs in turn, for determinism
 
 
 class Refused(Exception):
@@ -59,16 +60,19 @@ class GateResult:
 class Gates:
     """Runs the gates for one kernel; `results` holds all five, run or not."""
 
-    kernel: Kernel
+    caller: Judged
+    kernel: KernelFile
     targets: tuple[Target, ...]  # the plan's calls of this operation
     timed: Case
     device: torch.device
     seed: int
     progress: Callable[[str], None] = lambda message: None
+    allow_torch: bool = False  # operators of torch may do the work
     results: dict[str, GateResult] = field(default_factory=lambda: {name: GateResult(name) for name in GATES})
 
     def run(self, names: Iterable[str] = GATES) -> GateResult:
         """Run these gates in order up to the first that is not passed; returns that one, or the last."""
+        self.caller.precompile(self._known_cases())
         for name in names:
             result = self.results[name]
             self.progress(f"{self.kernel.path.name}: {name}")
@@ -79,6 +83,17 @@ class Gates:
                 result.status, result.reason = refused.status, str(refused)
                 break
         return result
+
+    def _known_cases(self) -> list[Case]:
+        """The cases that are not drawn for this run, so that what is compiled for them beforehand tells nothing."""
+        operation, device = self.kernel.operation, self.device
+        tried = [
+            self.timed,
+            *cases.shape_sweep(operation, self.targets, device, 0),
+            *cases.numerical_stability(operation, device),
+        ]
+        tried += cases.edge_cases(operation, device)
+        return [case for case in tried if case.name != cases.DRAWN and not self._too_large(case)]
 
     def _smoke(self, result: GateResult) -> None:
         operation = self.kernel.operation
@@ -102,20 +117,25 @@ class Gates:
         self._judge_all(result, cases.edge_cases(self.kernel.operation, self.device))
 
     def _determinism(self, result: GateResult) -> None:
+        """Three inputs in turn, in the same tensors: each gets the same bits in every round, and right ones in the first.
+
+        The third differs from the first in one element. The worker does other work in between, which moves allocations and
+        leaves other values in shared memory.
+        """
         operation = self.kernel.operation
         small = [Case("small", operation.sweep_cpu[0], dtype) for dtype in cases.dtypes_checked(self.device)]
         for case in (self.timed, *small):
             if case.dtype not in cases.dtypes_checked(self.device) or self._too_large(case):
                 continue
-            arguments = case.arguments(operation, self.device, self.seed)
-            first = call(self.kernel, arguments, str(case))
-            for _ in range(REPEATS - 1):
-                # other work in between: it moves allocations and leaves other values in shared memory
-                torch.randn(257, 263, device=self.device).softmax(-1)
-                again = call(self.kernel, arguments, str(case))
-                if not _same_bits(first, again):
+            first, second = (case.arguments(operation, self.device, self.seed + number) for number in range(2))
+            inputs = (first, second, touched(first))
+            answers: list[Tensor] = []
+            for number in range(ROUNDS * len(inputs)):
+                arguments = inputs[number % len(inputs)]
+                if number < len(inputs):
+                    answers.append(self._judge(result, str(case), arguments, None, case.exact, reuse=number > 0))
+                elif not same_bits(answers[number % len(inputs)], self._called(str(case), arguments, reuse=True)):
                     raise Refused(Status.FAIL, f"{case}: the same input gave two different answers")
-            result.cases += 1
 
     def _judge_all(self, result: GateResult, tried: Iterable[Case]) -> None:
         for number, case in enumerate(tried):
@@ -127,46 +147,58 @@ class Gates:
         if result.cases == 0:
             raise Refused(Status.INVALID, "no case fits into this GPU's memory")
 
-    def _judge(self, result: GateResult, name: str, arguments: Arguments, expected: Tensor | None, exact: bool) -> None:
-        answer = call(self.kernel, arguments, name)
+    def _judge(
+        self,
+        result: GateResult,
+        name: str,
+        arguments: Arguments,
+        expected: Tensor | None,
+        exact: bool,
+        reuse: bool = False,
+    ) -> Tensor:
         operation = self.kernel.operation
+        answer = self._answer(name, arguments, reuse)
         baseline = operation.reference(**arguments)
-        _check_form(answer, baseline, arguments, name)
+        malformed = form_or_why(answer, baseline)
+        if malformed:
+            raise Refused(Status.FAIL, f"{name}: {malformed}")
+        self._check_record(answer, name)
+        assert answer.value is not None
         oracle = expected if expected is not None else oracle_of(operation, arguments)
-        if oracle.shape != baseline.shape:
-            raise RuntimeError(f"the reference of {operation.name} gives two shapes: {oracle.shape}, {baseline.shape}")
-        if exact:
-            compared = compare_exactly(answer, oracle)
-        else:
-            compared = compare(answer, baseline, oracle, lambda: oracle_of(operation, _nudged(operation, arguments)))
+        compared = _compared(operation, answer.value, baseline, oracle, arguments, exact)
         if not compared.right:
             raise Refused(Status.FAIL, f"{name}: {compared.reason}")
         result.cases += 1
         result.worst = max(result.worst, compared.worst)
         result.void += not exact and not says_something(baseline, oracle)
+        return answer.value
+
+    def _called(self, name: str, arguments: Arguments, reuse: bool) -> Tensor:
+        """The answer to a call whose right answer is known already."""
+        answer = self._answer(name, arguments, reuse)
+        self._check_record(answer, name)
+        if answer.value is None:
+            raise Refused(Status.FAIL, f"{name}: kernel_fn returned something of another form than before")
+        return answer.value
+
+    def _answer(self, name: str, arguments: Arguments, reuse: bool) -> Answer:
+        try:
+            return self.caller.call(arguments, reuse)
+        except WorkerFault as fault:
+            raise Refused(fault.status, f"{name}: {fault}") from fault
+
+    def _check_record(self, answer: Answer, name: str) -> None:
+        forbidden = record_or_why(() if self.allow_torch else answer.operators, answer.threads, answer.tampered)
+        if forbidden:
+            raise Refused(Status.INVALID, f"{name}: {forbidden}")
 
     def _too_large(self, case: Case) -> bool:
         if self.device.type != "cuda":
             return False
-        # arguments, a private copy, the baseline, the float64 oracle and its comparison: about 16 times the half-precision call
-        needed = 16 * self.kernel.operation.bytes(case.shape, 2)
+        # arguments, their copies in the arena, baseline, answer, the float64 oracle and its comparison, all within 24 times the
+        # half-precision call
+        needed = 24 * self.kernel.operation.bytes(case.shape, 2)
         return needed > 0.8 * torch.cuda.get_device_properties(self.device).total_memory
-
-
-def call(kernel: Kernel, arguments: Arguments, name: str) -> Tensor:
-    """Call the kernel once and wait for it; Refused if it raises or writes into its inputs."""
-    before = {key: value.clone() for key, value in arguments.items() if isinstance(value, Tensor)}
-    try:
-        answer = kernel.function(**arguments)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-    except Exception as fault:  # whatever the kernel raises is the kernel's fault
-        lines = str(fault).strip().splitlines() or [""]
-        raise Refused(Status.CRASH, f"{name}: {type(fault).__name__}: {lines[0][:300]}") from fault
-    for key, copy in before.items():
-        if not _same_bits(arguments[key], copy):
-            raise Refused(Status.FAIL, f"{name}: the kernel wrote into its input {key}")
-    return answer
 
 
 def oracle_of(operation: Operation, arguments: Arguments) -> Tensor:
@@ -178,44 +210,85 @@ def oracle_of(operation: Operation, arguments: Arguments) -> Tensor:
         return operation.reference(**_cast(arguments, torch.float32))
 
 
-def _check_form(answer: Any, baseline: Tensor, arguments: Arguments, name: str) -> None:
-    def refuse(what: str) -> None:
-        raise Refused(Status.FAIL, f"{name}: {what}")
+def right_or_why(operation: Operation, answer: Answer, baseline: Tensor, arguments: Arguments) -> str:
+    """Why an answer is not right, in form or in value, in one clause; "" if it is."""
+    malformed = form_or_why(answer, baseline)
+    if malformed:
+        return malformed
+    assert answer.value is not None
+    return _compared(operation, answer.value, baseline, oracle_of(operation, arguments), arguments, exact=False).reason
 
-    if type(answer) is not Tensor:
-        refuse(f"kernel_fn returned a {type(answer).__name__}, not a plain torch.Tensor")
-    for quality in ("shape", "dtype", "device", "layout"):
-        ours, theirs = getattr(answer, quality), getattr(baseline, quality)
-        if ours != theirs:
-            shown = [tuple(value) if quality == "shape" else value for value in (ours, theirs)]
-            refuse(f"the answer has {quality} {shown[0]}, PyTorch's has {shown[1]}")
+
+def form_or_why(answer: Answer, baseline: Tensor) -> str:
+    """Why an answer is not a plain tensor like the baseline, dense and in memory of its own; "" if it is."""
+    if answer.type_name != "Tensor":
+        return f"kernel_fn returned a {answer.type_name}, not a plain torch.Tensor"
+    theirs = {
+        "shape": tuple(baseline.shape),
+        "dtype": str(baseline.dtype),
+        "device": str(baseline.device),
+        "layout": str(baseline.layout),
+    }
+    for quality, right in theirs.items():
+        ours = getattr(answer, quality)
+        if ours != right:
+            return f"the answer has {quality} {ours}, PyTorch's has {right}"
+    if answer.fault:
+        return f"the answer {answer.fault}"
+    if answer.shares_input:
+        return f"the answer shares memory with the input {answer.shares_input}"
     if not _is_dense(answer):
-        refuse(f"the answer's strides {answer.stride()} leave gaps or overlap")
+        return f"the answer's strides {answer.stride} leave gaps or overlap"
+    return "" if answer.value is not None else "the answer cannot be read"
+
+
+def record_or_why(operators: Sequence[str], threads: int, tampered: str) -> str:
+    """What others did for the kernel, or how the record of that was switched off, in one clause; "" if nothing."""
+    if tampered:
+        return f"kernel_fn {tampered}"
+    if threads:
+        return f"kernel_fn has {threads} thread{'s' * (threads > 1)}, whose work is in no record"
+    if operators:
+        shown = ", ".join(operators[:4]) + " and others" * (len(operators) > 4)
+        return f"kernel_fn leaves its work to operators of torch that are not its own: {shown}"
+    return ""
+
+
+def _compared(
+    operation: Operation, answer: Tensor, baseline: Tensor, oracle: Tensor, arguments: Arguments, exact: bool
+) -> Comparison:
+    if oracle.shape != baseline.shape:
+        raise RuntimeError(f"the reference of {operation.name} gives two shapes: {oracle.shape}, {baseline.shape}")
+    if exact:
+        return compare_exactly(answer, oracle)
+    return compare(answer, baseline, oracle, lambda: oracle_of(operation, _nudged(operation, arguments)))
+
+
+def touched(arguments: Arguments) -> Arguments:
+    """The same arguments, of the same form, but for one element in the middle of the first floating-point tensor."""
     for key, value in arguments.items():
-        if isinstance(value, Tensor) and value.numel() and answer.numel() and _share_memory(answer, value):
-            refuse(f"the answer shares memory with the input {key}")
+        if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+            storage = value.untyped_storage().clone()
+            other = torch.empty(0, dtype=value.dtype, device=value.device).set_(
+                storage, value.storage_offset(), value.shape, value.stride()
+            )
+            place = other
+            for size in other.shape:
+                place = place[size // 2]
+            place.copy_(torch.where(place > 0, place - 4, place + 4))
+            return {**arguments, key: other}
+    return arguments
 
 
-def _is_dense(tensor: Tensor) -> bool:
+def _is_dense(answer: Answer) -> bool:
     """Whether the elements fill a block of memory once each, in whatever order of dimensions."""
     expected = 1
-    for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda pair: pair[1]):
+    for size, stride in sorted(zip(answer.shape, answer.stride, strict=True), key=lambda pair: pair[1]):
         if size > 1:
             if stride != expected:
                 return False
             expected *= size
     return True
-
-
-def _share_memory(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return torch.equal(a.contiguous().view(integers), b.contiguous().view(integers))
 
 
 def _cast(arguments: Arguments, dtype: torch.dtype) -> Arguments:

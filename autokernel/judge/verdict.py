@@ -1,23 +1,39 @@
 """From gates and clock to a verdict and the row of results.tsv. Do not edit."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
 
 from autokernel import hardware, results
-from autokernel.judge import cases
+from autokernel.judge import cases, ncu, sanitize
 from autokernel.judge.cases import Case
-from autokernel.judge.clock import Timing, measure
+from autokernel.judge.clock import Timing
 from autokernel.judge.gates import GATES, GateResult, Gates
-from autokernel.kernels import Kernel
+from autokernel.judge.isolated import Judge, Worker
+from autokernel.judge.process import WorkerFault
+from autokernel.judge.timing import Bench
+from autokernel.kernels import KernelFile
 from autokernel.results import Status
 from autokernel.state import ROOT, Target
 
-HARNESS = ("bench.py", "reference.py", "autokernel/judge", "autokernel/ops", "autokernel/inputs.py")
+HARNESS = ("bench.py", "reference.py", "autokernel/judge", "autokernel/ops", "autokernel/inputs.py", "autokernel/kernels.py")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked of a judgement besides the five gates and the clock."""
+
+    quick: bool = False  # end after the shape sweep, without a verdict
+    allow_torch: bool = False  # operators of torch may do the work; written into the row
+    sanitize: bool = False
+    ncu: bool = False
+    incumbent: KernelFile | None = None  # timed beside the candidate
+    all_dtypes: bool = False  # time the other dtypes too
 
 
 @dataclass(frozen=True)
@@ -36,67 +52,140 @@ class Figures:
         """The percentage of the ceiling that bounds the operation."""
         return self.pct_peak_compute if self.bottleneck == "compute" else self.pct_peak_bandwidth
 
+    def above_ceiling(self) -> str:
+        """Why these figures cannot be; "" if they can."""
+        for what, percent in (("compute", self.pct_peak_compute), ("bandwidth", self.pct_peak_bandwidth)):
+            if percent is not None and percent > 100:
+                return f"{percent:.1f}% of peak {what} is above the ceiling: the measurement is at fault"
+        return ""
 
-@dataclass(frozen=True)
+
+@dataclass
 class Verdict:
     """How a kernel was judged. `status` is PASS only when all five gates were passed and nothing was wrong with the clock."""
 
-    kernel: Kernel
+    kernel: KernelFile
     target: Target | None
-    status: Status | None  # None: a quick run, which ends before the last gates
-    reason: str
-    gates: dict[str, GateResult]
     timed: Case
-    figures: Figures | None  # None: unmeasured
+    gates: dict[str, GateResult]
+    allow_torch: bool
+    status: Status | None = None  # None: a quick run, which ends before the last gates
+    reason: str = ""
+    figures: Figures | None = None  # None: unmeasured
+    by_dtype: dict[str, Figures] = field(default_factory=dict)
+    sanitizer: str = ""  # "" where it was not asked for
+    counters: ncu.Counters | None = None
+    isolation: str = results.UNMEASURED
+    seconds: float = 0.0
+
+    def refuse(self, status: Status, reason: str) -> None:
+        """End with this status and reason."""
+        self.status, self.reason = status, reason
 
 
 def judge(
-    kernel: Kernel,
+    session: Judge,
+    kernel: KernelFile,
     target: Target | None,
     targets: tuple[Target, ...],
     dtype: torch.dtype,
-    device: torch.device,
     seed: int,
-    quick: bool = False,
+    options: Options,
     progress: Callable[[str], None] = lambda message: None,
 ) -> Verdict:
     """Judge a kernel as an answer to `target` (or to the operation's standard shapes): gates, then the clock on a GPU.
 
-    `targets` are the plan's calls of the same operation: they join the shape sweep. `dtype` is timed when there is no target.
+    `session` may judge many kernels, one after another; each gets a process of its own. `targets` are the plan's calls of the
+    same operation: they join the shape sweep. `dtype` is timed when there is no target.
     """
-    timed = cases.timed_case(kernel.operation, target, dtype, device)
-    gates = Gates(kernel, targets, timed, device, seed, progress)
-    last = gates.run(GATES[:2] if quick else GATES)
-    status, reason = last.status, f"{last.name}: {last.reason}" if last.reason else ""
-    figures = None
-    if status is Status.PASS and device.type == "cuda":
+    began, harness = time.perf_counter(), harness_sha256()
+    timed = cases.timed_case(kernel.operation, target, dtype, session.device)
+    results_of_gates = {name: GateResult(name) for name in GATES}
+    verdict = Verdict(kernel, target, timed, results_of_gates, options.allow_torch)
+    verdict.sanitizer = "not run" if options.sanitize else ""
+    verdict.counters = ncu.Counters("", {}, "not run") if options.ncu else None
+    worker: Worker | None = None
+    try:
+        worker = session.worker(kernel)
+        _judge(verdict, session, worker, targets, seed, options, progress)
+    except WorkerFault as fault:  # while the file was imported, or timed; the gates keep their own
+        verdict.refuse(fault.status, f"{'timing' if worker else 'import'}: {fault}")
+    finally:
+        if worker is not None:
+            worker.close()
+    verdict.isolation = session.isolation or results.UNMEASURED
+    if harness_sha256() != harness:
+        verdict.refuse(Status.INVALID, "the harness changed while the kernel was judged: restore it, and judge again")
+    if options.quick and verdict.status is Status.PASS:
+        verdict.status = None
+    verdict.seconds = time.perf_counter() - began
+    return verdict
+
+
+def _judge(
+    verdict: Verdict,
+    session: Judge,
+    worker: Worker,
+    targets: tuple[Target, ...],
+    seed: int,
+    options: Options,
+    progress: Callable[[str], None],
+) -> None:
+    kernel, device = verdict.kernel, session.device
+    gates = Gates(worker, kernel, targets, verdict.timed, device, seed, progress, options.allow_torch, verdict.gates)
+    last = gates.run(GATES[:2] if options.quick else GATES)
+    verdict.refuse(last.status or Status.INVALID, f"{last.name}: {last.reason}" if last.reason else "")
+    if verdict.status is Status.PASS and device.type == "cuda":
         progress(f"{kernel.path.name}: timing")
-        figures = time_kernel(kernel, timed, device)
-        for what, percent in (("compute", figures.pct_peak_compute), ("bandwidth", figures.pct_peak_bandwidth)):
-            if percent is not None and percent > 100:
-                status = Status.INVALID
-                reason = f"timing: {percent:.1f}% of peak {what} is above the ceiling: the measurement is at fault"
-    if quick and status is Status.PASS:
-        status = None
-    return Verdict(kernel, target, status, reason, gates.results, timed, figures)
+        _time(verdict, session, worker, options)
+    if verdict.status is not Status.PASS or options.quick:
+        return
+    if device.type != "cuda":
+        verdict.sanitizer = f"{results.UNMEASURED} (there is no GPU)" if options.sanitize else ""
+        verdict.counters = ncu.Counters("", {}, "there is no GPU") if options.ncu else None
+        return
+    if options.sanitize:
+        progress(f"{kernel.path.name}: compute-sanitizer")
+        verdict.sanitizer, at_fault = sanitize.sanitize(kernel.path, kernel.operation, device)
+        if at_fault:
+            verdict.refuse(Status.FAIL, f"compute-sanitizer: {verdict.sanitizer}")
+    if options.ncu:
+        progress(f"{kernel.path.name}: Nsight Compute")
+        verdict.counters = ncu.measure(kernel.path, kernel.operation.name, verdict.timed)
 
 
-def time_kernel(kernel: Kernel, case: Case, device: torch.device) -> Figures:
-    """Time one call on a GPU and relate it to the roofline."""
-    operation = kernel.operation
-    timing = measure(kernel.function, operation.reference, lambda seed: case.arguments(operation, device, seed), device)
+def _time(verdict: Verdict, session: Judge, worker: Worker, options: Options) -> None:
+    """Fill in the figures; WorkerFault where a timed call, or the clock, is at fault."""
+    kernel = verdict.kernel
+    timed = [verdict.timed]
+    if options.all_dtypes:
+        others = (cases.timed_case(kernel.operation, None, dtype, session.device) for dtype in cases.DTYPES)
+        timed += [case for case in others if case.dtype != verdict.timed.dtype]
+    with Bench(session, worker, kernel.operation, options.allow_torch, options.incumbent) as bench:
+        measured = [(case, figures_of(kernel, case, bench.time(case))) for case in timed]
+        verdict.figures = measured[0][1]
+        verdict.by_dtype = {hardware.dtype_name(case.dtype): figures for case, figures in measured}
+        worker.close()
+        reasons = [*(figures.above_ceiling() for figures in verdict.by_dtype.values()), bench.slowed()]
+    reason = next(filter(None, reasons), "")
+    if reason:
+        verdict.refuse(Status.INVALID, f"timing: {reason}")
+
+
+def figures_of(kernel: KernelFile, case: Case, timing: Timing) -> Figures:
+    """Relate the time of a call to the roofline of this GPU."""
+    operation, us = kernel.operation, timing.latency.value
     dtype = hardware.dtype_name(case.dtype)
     flops, moved = operation.flops(case.shape), operation.bytes(case.shape, case.dtype.itemsize)
-    tflops = hardware.achieved_tflops(flops, timing.kernel_us)
-    gb_s = hardware.achieved_gb_s(moved, timing.kernel_us)
+    tflops, gb_s = hardware.achieved_tflops(flops, us), hardware.achieved_gb_s(moved, us)
     limits = hardware.limits()
     if limits is None:
-        return Figures(timing, tflops, gb_s, None, None, "unmeasured")
+        return Figures(timing, tflops, gb_s, None, None, results.UNMEASURED)
     return Figures(
         timing,
         tflops,
         gb_s,
-        hardware.percent(tflops, limits.peak_tflops[dtype]),
+        hardware.percent(tflops, limits.peak(dtype)),
         hardware.percent(gb_s, limits.bandwidth_gb_s),
         limits.bound(flops, moved, dtype),
     )
@@ -112,19 +201,19 @@ def row_of(verdict: Verdict, description: str, tag: str) -> results.Row:
         tag=tag,
         kernel_type=verdict.kernel.operation.name,
         throughput_tflops=figures.tflops if figures else None,
-        latency_us=timing.kernel_us if timing else None,
+        latency_us=timing.latency.value if timing else None,
         pct_peak=figures.pct_peak if figures else None,
-        speedup_vs_pytorch=timing.speedup if timing else None,
+        speedup_vs_pytorch=timing.baseline.speedup.value if timing else None,
         correctness=verdict.status,
         peak_vram_mb=timing.peak_vram_mb if timing else None,
         description=description,
         target=verdict.target.name if verdict.target else "",
         dtype=hardware.dtype_name(verdict.timed.dtype),
         shape=dict(verdict.timed.shape),
-        speedup_low=timing.low if timing else None,
-        speedup_high=timing.high if timing else None,
-        baseline_us=timing.baseline_us if timing else None,
-        bottleneck=figures.bottleneck if figures else "unmeasured",
+        speedup_low=timing.baseline.speedup.low if timing else None,
+        speedup_high=timing.baseline.speedup.high if timing else None,
+        baseline_us=timing.baseline.us if timing else None,
+        bottleneck=figures.bottleneck if figures else results.UNMEASURED,
         reason=verdict.reason,
         kernel_sha256=verdict.kernel.sha256,
         harness_sha256=harness_sha256(),
@@ -132,13 +221,20 @@ def row_of(verdict: Verdict, description: str, tag: str) -> results.Row:
         torch=versions.torch,
         triton=versions.triton,
         time=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        latency_low_us=timing.latency.low if timing else None,
+        latency_high_us=timing.latency.high if timing else None,
+        graph_us=timing.graph_us if timing else None,
+        launch_us=timing.launch_us if timing else None,
+        allow_torch=verdict.allow_torch,
+        isolation=verdict.isolation,
+        seconds=verdict.seconds,
     )
 
 
-def harness_sha256() -> str:
+def harness_sha256(names: Sequence[str] = HARNESS) -> str:
     """SHA-256 over the names and the text of everything that decides a verdict."""
     digest = hashlib.sha256()
-    for name in HARNESS:
+    for name in names:
         path = ROOT / name
         files: list[Path] = sorted(path.rglob("*.py")) if path.is_dir() else [path]
         for file in files:

@@ -50,6 +50,8 @@ class Operation:
     exact_on_integers: bool = False
     # Every known algorithm rounds an intermediate (probabilities, hidden activations) to the dtype before a second product.
     rounds_inside: bool = False
+    # Models hide some of its inputs with -inf; `inputs` then leaves what every row needs.
+    masks: bool = False
     # Uses tl.dot, which the interpreter cannot do in bfloat16.
     uses_dot: bool = False
 

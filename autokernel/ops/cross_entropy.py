@@ -31,6 +31,8 @@ def inputs(shape: Shape, make: InputMaker) -> Arguments:
     if V > 1:  # the first row counts even where the class drawn for it is the one to ignore
         other = (shape["ignore_index"] + 1) % V
         target[:1] = torch.where(target[:1] == shape["ignore_index"], other, target[:1])
+    if make.values == "masked":  # a class that is right cannot be one that is ruled out
+        logits.scatter_(1, target.clamp(0, V - 1)[:, None], 0.0)
     return {"logits": logits, "target": target, "ignore_index": shape["ignore_index"], "reduction": shape["reduction"]}
 
 
@@ -103,4 +105,5 @@ OPERATION = Operation(
     ),
     draw=draw,
     match=match,
+    masks=True,
 )

@@ -68,4 +68,5 @@ OPERATION = Operation(
     edges=(_shape(1, 1), _shape(1, 4099), _shape(257, 1), _shape(7, 31), _shape(13, 1021), _shape(0, 16)),
     draw=draw,
     match=match,
+    masks=True,
 )

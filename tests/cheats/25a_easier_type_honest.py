@@ -1,10 +1,10 @@
-"""Names the plan's type, put together at import."""
+"""Names the type of the target that it answers."""
 
 import torch
 import triton
 import triton.language as tl
 
-KERNEL_TYPE = "".join(("soft", "max"))
+KERNEL_TYPE = "softmax"
 
 
 @triton.jit

@@ -1,0 +1,52 @@
+"""Compile a candidate's kernels in several processes side by side, before the gates need them. Do not edit."""
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from autokernel import hardware
+from autokernel.judge import protocol
+from autokernel.judge.cases import Case
+from autokernel.judge.process import Budgets, WorkerFault, load, new_token
+from autokernel.kernels import KernelFile
+
+if TYPE_CHECKING:
+    from autokernel.judge.isolated import Judge
+
+MOST_COMPILERS = 8  # each needs a CUDA context of half a gigabyte
+
+
+def precompile(judge: "Judge", kernel: KernelFile, cases: Sequence[Case], budgets: Budgets) -> None:
+    """Call the kernel for each case once, in workers that share its cache and are thrown away.
+
+    What goes wrong there is left for the gates to find, and to say in one sentence.
+    """
+    count = min(MOST_COMPILERS, len(os.sched_getaffinity(0)), len(cases))
+
+    def compile_some(number: int) -> None:
+        process = judge.process(kernel.sha256, budgets.total_s)
+        try:
+            load(process, kernel, budgets)
+            request = protocol.Prepare(
+                token=new_token(),
+                operation=kernel.operation.name,
+                device=str(judge.device),
+                cases=tuple(_prepared(case) for case in cases[number::count]),
+            )
+            process.ask(request, budgets.compile_s, "compiling the kernel")
+        except WorkerFault:
+            return
+        finally:
+            process.close()
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(compile_some, range(count)))
+
+
+def _prepared(case: Case) -> protocol.PreparedCase:
+    specs = {
+        name: protocol.PreparedSpec(shape=spec.shape, stride=spec.stride, dtype=str(spec.dtype).removeprefix("torch."))
+        for name, spec in case.specs.items()
+    }
+    return protocol.PreparedCase(shape=dict(case.shape), dtype=hardware.dtype_name(case.dtype), layout=case.layout, specs=specs)

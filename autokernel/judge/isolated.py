@@ -1,0 +1,398 @@
+"""A kernel in a process of its own, as the judge calls it. Do not edit.
+
+`Judge` holds what outlives one kernel: the warm process and the arena. `Worker` is one candidate in one process: it takes
+arguments and gives answers whose every property the judge has read for itself, or could have.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from autokernel.judge import arena as arenas
+from autokernel.judge import protocol, sandbox
+from autokernel.judge.arena import ALIGNMENT, Arena, Image
+from autokernel.judge.cases import Case
+from autokernel.judge.compilers import precompile
+from autokernel.judge.process import (
+    START_S,
+    Budgets,
+    CannotStart,
+    Process,
+    Warm,
+    WorkerFault,
+    attach,
+    cache_of,
+    forget_old_caches,
+    load,
+    new_token,
+    shield_memory,
+)
+from autokernel.judge.protocol import KEPT_BYTES, Argument, Form, Landing, Raised
+from autokernel.kernels import KernelFile
+from autokernel.ops import Arguments, Operation
+from autokernel.results import Status
+
+KEPT_SHARE = 4  # unused memory is given back above a quarter of the GPU's
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `kernel_fn` returned. `value` is in the judge's memory, contiguous; None where it is no tensor of the right size."""
+
+    value: Tensor | None
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    dtype: str = ""  # as PyTorch prints it
+    device: str = ""
+    layout: str = ""
+    type_name: str = "Tensor"
+    shares_input: str = ""  # the argument whose memory it is
+    operators: tuple[str, ...] = ()  # of torch, that do work
+    threads: int = 0  # started in the call, or left behind before
+    tampered: str = ""  # what was done to the record
+    fault: str = ""  # anything else that a plain tensor is not
+
+
+@dataclass(frozen=True)
+class Times:
+    """What `timed` saw. `answer(slot)` is to be read before the next request to the worker."""
+
+    times_us: tuple[float, ...]  # by the worker's events, for each call
+    wall_s: float  # by the judge's clock, from the request to the reply
+    peak_bytes: int  # allocated at most during one call, its arguments not counted
+    fault: str  # why there are no times; only for graphs
+    form: Form | None
+    operators: tuple[str, ...]
+    threads: int
+    tampered: str
+    _worker: "Worker"
+    _slots: tuple[Landing, ...]
+
+    def answer(self, slot: int) -> Answer:
+        """The answer that was last put into a slot: call i uses slot i modulo their number."""
+        assert self.form is not None
+        return self._worker.read(self.form, self._slots[slot])
+
+
+class Judged(Protocol):
+    """What the gates call: a `Worker`, or for their own tests a function of this process."""
+
+    def call(self, arguments: Arguments, reuse: bool = False) -> Answer: ...
+
+    def again(self) -> Answer: ...
+
+    def precompile(self, cases: Sequence[Case]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """One candidate in one process. Whatever it does wrong is raised as WorkerFault; then the process is gone, or useless."""
+
+    _is_new = False  # whether nothing was compiled for this file yet
+
+    def __init__(self, judge: "Judge", kernel: KernelFile, budgets: Budgets) -> None:
+        self._judge, self._kernel, self._budgets = judge, kernel, budgets
+        self._arena = judge.arena
+        self._images: list[Image] = []
+        self._arguments: tuple[Argument, ...] = ()
+        self._end = 0  # of the arguments, in the arena
+        self._answer_bytes = 0
+        self._earlier: Answer | None = None
+        self._seen: set[Any] = set()
+        self._is_new = not cache_of(kernel.sha256).exists()
+        self._process = judge.process(kernel.sha256, budgets.total_s)
+        judge.workers.append(self)
+        try:
+            load(self._process, kernel, budgets)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, arguments: Arguments, reuse: bool = False) -> Answer:
+        """Call it once and wait. `reuse` hands it the same tensors as the call before, with other values in them."""
+        if reuse and self._fits_the_last(arguments):
+            tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+            memory = self._arena.memory
+            self._images = [arenas.rewrite(memory, image, value) for image, value in zip(self._images, tensors, strict=True)]
+        else:
+            reuse = False
+            self._answer_bytes = answer_bytes(self._kernel.operation, arguments)
+            self._make_room(arenas.room_for(arguments) + self._answer_bytes + KEPT_BYTES + 4 * ALIGNMENT)
+            self._arguments, self._images, self._end = arenas.write(self._arena.memory, arguments)
+        return self._call(reuse)
+
+    def again(self) -> Answer:
+        """The same call again, with the same tensors."""
+        return self._call(reuse=True)
+
+    def timed(
+        self,
+        sets: Sequence[Arguments],
+        repeats: int,
+        flush_bytes: int,
+        graph: bool = False,
+        slots: int | None = None,
+        recorded: bool = True,
+    ) -> Times:
+        """Call it `repeats` times in one place, with the values of the sets in turn; the answer of each call in its slot.
+
+        The sets have one form. `slots` defaults to one for each call. `graph` replays a CUDA graph of the call instead.
+        """
+        count = repeats if slots is None else slots
+        each = answer_bytes(self._kernel.operation, sets[0])
+        stride = _aligned(each)
+        self._make_room((len(sets) + 1) * arenas.room_for(sets[0]) + count * stride + ALIGNMENT)
+        memory = self._arena.memory
+        arguments, images, end = arenas.write(memory, sets[0])
+        places, staged = [], []
+        for values in sets:
+            placed, of_set, end = arenas.write(memory, values, end)
+            places.append(tuple(a.tensor.place for a in placed if a.tensor is not None))
+            staged.append(of_set)
+        start = _aligned(end)
+        memory.bytes(start, count * stride).fill_(arenas.FILLED)
+        landings = tuple(Landing(place=start + slot * stride, capacity=each) for slot in range(count))
+        self._images, self._arguments, self._earlier = [], (), None
+        request = protocol.Time(
+            token=new_token(),
+            arguments=arguments,
+            sets=tuple(places),
+            repeats=repeats,
+            flush_bytes=flush_bytes,
+            graph=graph,
+            recorded=recorded,
+            slots=landings,
+        )
+        what = "a timed call" if not graph else "a timed call in a CUDA graph"
+        reply, wall_s = self._ask(request, self._compile_s(arguments), what)
+        if not isinstance(reply, protocol.Timed) or len(reply.times_us) > repeats:
+            raise self._unexpected(reply)
+        if reply.times_us:
+            last = [
+                Image(image.name, image.placed, image.start, values.expected)
+                for image, values in zip(images, staged[(len(reply.times_us) - 1) % len(sets)], strict=True)
+            ]
+            self._refuse_changes([*last, *(image for of_set in staged for image in of_set)])
+        return Times(
+            reply.times_us,
+            wall_s,
+            reply.peak_bytes,
+            reply.fault,
+            reply.form,
+            reply.operators,
+            reply.threads,
+            reply.tampered,
+            self,
+            landings,
+        )
+
+    def precompile(self, cases: Sequence[Case]) -> None:
+        """Compile what these cases need in several processes side by side, into the cache that this worker shares.
+
+        What goes wrong there is left for the gates to find. Nothing to do where Triton interprets, or where the cache of
+        this very file is there already.
+        """
+        if self._arena.device.type == "cuda" and self._is_new:
+            self._is_new = False
+            precompile(self._judge, self._kernel, cases, self._budgets)
+
+    def read(self, form: Form, landing: Landing) -> Answer:
+        """The answer in a landing, of the form that the worker says it has."""
+        value = None
+        if form.landed:
+            try:
+                dtype = arenas.dtype_of(form.dtype.removeprefix("torch."))
+            except ValueError:
+                raise WorkerFault(Status.INVALID, "the worker named a dtype that is none") from None
+            if min(form.shape, default=0) < 0 or math.prod(form.shape) * dtype.itemsize > landing.capacity:
+                raise WorkerFault(Status.INVALID, "the worker named a shape that does not fit its answer")
+            value = self._arena.memory.values(landing.place, form.shape, dtype).clone()
+        return Answer(
+            value=value,
+            shape=form.shape,
+            stride=form.stride,
+            dtype=form.dtype,
+            device=form.device,
+            layout=form.layout,
+            type_name=form.type_name,
+            shares_input=form.shares_input,
+            fault=form.fault,
+        )
+
+    def close(self) -> None:
+        """Kill the process and all that it started."""
+        if self in self._judge.workers:
+            self._judge.workers.remove(self)
+        self._process.close()
+
+    def _call(self, reuse: bool) -> Answer:
+        memory = self._arena.memory
+        landing = Landing(place=_aligned(self._end), capacity=self._answer_bytes)
+        earlier, before = None, self._earlier
+        if before is not None and before.value is not None:
+            size = before.value.numel() * before.value.element_size()
+            if size <= KEPT_BYTES:
+                earlier = Landing(place=_aligned(landing.place + landing.capacity), capacity=size)
+        last = earlier or landing
+        memory.bytes(landing.place, last.place + last.capacity - landing.place).fill_(arenas.FILLED)
+        request = protocol.Call(token=new_token(), arguments=self._arguments, landing=landing, earlier=earlier, reuse=reuse)
+        self._earlier = None
+        reply, _ = self._ask(request, self._compile_s(self._arguments), "the kernel")
+        if not isinstance(reply, protocol.Answered):
+            raise self._unexpected(reply)
+        self._refuse_changes(self._images)
+        answer = self.read(reply.form, landing)
+        if before is not None and earlier is not None and reply.earlier_landed:
+            assert before.value is not None
+            now = memory.values(earlier.place, before.shape, before.value.dtype)
+            if not same_bits(now, before.value):
+                reason = "an earlier answer changed when the kernel was called again: each answer needs memory of its own"
+                raise WorkerFault(Status.FAIL, reason)
+        answer = Answer(**{**vars(answer), "operators": reply.operators, "threads": reply.threads, "tampered": reply.tampered})
+        self._earlier = answer
+        return answer
+
+    def _give_back(self) -> None:
+        """Leave the GPU's memory to the worker, if PyTorch keeps much of it for this process."""
+        device = self._arena.device
+        if device.type == "cuda":
+            total = torch.cuda.get_device_properties(device).total_memory
+            if torch.cuda.memory_reserved(device) > total // KEPT_SHARE:
+                torch.cuda.empty_cache()
+
+    def _ask(self, request: protocol.Request, budget: float, what: str) -> tuple[protocol.Reply, float]:
+        if self._arena.device.type == "cuda":
+            torch.cuda.synchronize(self._arena.device)  # what the judge wrote must be there before the worker reads
+        return self._process.ask(request, budget, what)
+
+    def _compile_s(self, arguments: Sequence[Argument]) -> float:
+        """The budget of a call: longer when something may have to be compiled for it."""
+        key = _kind(arguments)
+        if self._arena.device.type != "cuda" or key in self._seen:
+            return self._budgets.run_s
+        self._seen.add(key)
+        return self._budgets.compile_s
+
+    def _fits_the_last(self, arguments: Arguments) -> bool:
+        names = [argument.name for argument in self._arguments]
+        return names == list(arguments) and all(map(arenas.same_form, self._arguments, arguments.values()))
+
+    def _make_room(self, size: int) -> None:
+        self._give_back()
+        if not self._arena.fits(size):
+            self._judge.grow(size)
+
+    def let_go(self) -> None:
+        """Close the arena, which is about to be another; what lay there is lost."""
+        self._images, self._arguments, self._earlier = [], (), None
+        self._process.ask(protocol.Detach(token=new_token()), START_S, "the worker")
+
+    def take_up(self) -> None:
+        """Open the arena again."""
+        attach(self._process, self._arena)
+
+    def _refuse_changes(self, images: Sequence[Image]) -> None:
+        clause = arenas.changed(self._arena.memory, images)
+        if clause:
+            raise WorkerFault(Status.FAIL, f"the kernel {clause}")
+
+    def _unexpected(self, reply: protocol.Reply) -> WorkerFault:
+        if isinstance(reply, Raised):  # not by the kernel's own call; but who knows what it did to the process
+            return WorkerFault(Status.INVALID, f"the process around the kernel failed ({reply.type_name}: {reply.text})")
+        return WorkerFault(Status.INVALID, "the worker answered with another message than was asked for")
+
+
+@dataclass
+class Judge:
+    """Holds the warm process and the arena; judges one kernel after another. A context manager."""
+
+    device: torch.device
+    budgets: Budgets = field(default_factory=Budgets)
+    level: int = sandbox.STRICT
+    isolation: str = ""  # how the last worker was confined, for people to read
+    workers: list[Worker] = field(default_factory=list)  # that are open
+
+    def __post_init__(self) -> None:
+        self.warm = Warm()
+        try:
+            forget_old_caches()
+            self.arena = Arena(self.device)
+            self._memory_note = shield_memory()
+        except BaseException:
+            self.warm.close()
+            raise
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the warm process and give the arena back."""
+        for worker in tuple(self.workers):
+            worker.close()
+        self.warm.close()
+        self.arena.close()
+
+    def worker(self, kernel: KernelFile) -> Worker:
+        """A fresh process with this candidate in it; WorkerFault if it cannot be imported."""
+        return Worker(self, kernel, self.budgets)
+
+    def grow(self, size: int) -> None:
+        """Another arena of at least `size` bytes, for all workers that are open."""
+        for worker in self.workers:
+            worker.let_go()
+        self.arena.grow(size)
+        for worker in self.workers:
+            worker.take_up()
+
+    def process(self, sha256: str, total_s: float) -> Process:
+        """A fresh worker process with the arena open and no candidate yet."""
+        while True:
+            arena = self.arena
+            process = Process(self.warm, sha256, self.level, arena.descriptor, arena.memory.size, total_s)
+            try:
+                note = attach(process, arena)
+            except (CannotStart, WorkerFault) as fault:
+                process.close()
+                if self.level == sandbox.OPEN:
+                    raise CannotStart(f"a worker cannot be started: {fault}") from fault
+                self.level += 1  # CUDA needs something that was denied
+                continue
+            self.isolation = ", ".join(filter(None, (note, self._memory_note)))
+            return process
+
+
+def answer_bytes(operation: Operation, arguments: Arguments) -> int:
+    """The size of the right answer, found without computing it."""
+    without = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in arguments.items()}
+    answer = operation.reference(**without)
+    return answer.numel() * answer.element_size()
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one dtype hold the same bytes; NaN equals itself."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+
+def _aligned(place: int) -> int:
+    return -(-place // ALIGNMENT) * ALIGNMENT
+
+
+def _kind(arguments: Sequence[Argument]) -> tuple[Any, ...]:
+    """Equal for calls for which the same code serves."""
+    return tuple(
+        (a.name, a.value)
+        if a.tensor is None
+        else (a.name, a.tensor.dtype, a.tensor.shape, a.tensor.stride, a.tensor.offset % 16)
+        for a in arguments
+    )
