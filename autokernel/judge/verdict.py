@@ -13,6 +13,7 @@ from autokernel.judge import cases
 from autokernel.judge.cases import Case
 from autokernel.judge.clock import Timing, measure
 from autokernel.judge.gates import GATES, GateResult, Gates
+from autokernel.judge.precompile import compile_side_by_side
 from autokernel.kernels import Kernel
 from autokernel.results import Status
 from autokernel.state import ROOT, Target
@@ -65,6 +66,9 @@ def judge(
     `targets` are the plan's calls of the same operation: they join the shape sweep. `dtype` is timed when there is no target.
     """
     timed = cases.timed_case(kernel.operation, target, dtype, device)
+    if device.type == "cuda":
+        progress(f"{kernel.path.name}: compiling")
+        compile_side_by_side(kernel.path, seed)
     gates = Gates(kernel, targets, timed, device, seed, progress)
     last = gates.run(GATES[:2] if quick else GATES)
     status, reason = last.status, f"{last.name}: {last.reason}" if last.reason else ""
