@@ -20,13 +20,13 @@ from autokernel.judge import cases
 from autokernel.ops import Operation
 from autokernel.state import ROOT, Plan, load_if_there
 
-PROCESSES = 8
+PROCESSES = 14
 TIMEOUT_S = 120.0
 
 
 def compile_side_by_side(path: Path, seed: int) -> None:
     """Compile the kernel in `path` for the cases that `seed` draws, in several processes, on a GPU; returns when all ended."""
-    parts = min(PROCESSES, os.cpu_count() or 1)
+    parts = max(1, min(PROCESSES, (os.cpu_count() or 1) - 1))
     command = [sys.executable, "-m", __name__, str(path), str(seed), str(parts)]
     started = [
         subprocess.Popen(
