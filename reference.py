@@ -45,6 +45,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, scale
     `scale` is D^-0.5 when None. Query heads share key-value heads in consecutive groups of H / Hkv.
     `causal` aligns the last query with the last key (lower right, as FlashAttention 2.1 and later) and needs Sq <= Sk.
     """
+    if q.numel() == 0:
+        return torch.empty_like(q)  # for an empty batch PyTorch 2.11 gives None on a GPU whose backend is cuDNN
     grouped = q.shape[1] != k.shape[1]
     if not causal or q.shape[2] == k.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=grouped)

@@ -82,6 +82,7 @@ def verify(plan: Plan, loaded: LoadedModel, seeds: Sequence[int], batches: Seque
             gpu=hardware.gpu_name() if loaded.source.device == "cuda" else "cpu",
             versions=hardware.versions(),
             correct=accuracy.correct,
+            reason=accuracy.reason,
             error=verification.finite(accuracy.error),
             error_without=verification.finite(accuracy.error_without),
             error_limit=verification.finite(accuracy.limit),

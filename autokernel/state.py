@@ -198,6 +198,7 @@ class Verification(State, frozen=True, forbid_unknown_fields=True, kw_only=True)
     gpu: str
     versions: Versions
     correct: bool
+    reason: str  # why not; "" when correct
     error: float  # ||output - exact|| / ||exact||, of the model with the kernels
     error_without: float  # the same of the unmodified model
     error_limit: float

@@ -275,15 +275,15 @@ def test_workers_end_with_a_judge_that_is_killed(tmp_path: Path) -> None:
         "import sys, time, torch; from pathlib import Path\nfrom autokernel import kernels\n"
         "from autokernel.judge.isolated import Judge\n"
         "worker = Judge(torch.device('cpu')).worker(kernels.read(Path(sys.argv[1])))\n"
-        "print(worker._process.pid, flush=True)\ntime.sleep(60)\n"
+        "print(worker._process.pid, worker._process.folder, flush=True)\ntime.sleep(60)\n"
     )
     command = [sys.executable, "-c", program, str(path)]
     with subprocess.Popen(command, cwd=kernels.ROOT, stdout=subprocess.PIPE, text=True) as judge:
         assert judge.stdout is not None
-        pid = int(judge.stdout.readline())
+        pid, folder = judge.stdout.readline().split()
         judge.send_signal(signal.SIGKILL)
     for _ in range(500):
-        if not Path(f"/proc/{pid}").exists():
+        if not Path(f"/proc/{pid}").exists() and not Path(folder).exists():
             return
         time.sleep(0.01)
     pytest.fail("the worker outlived its judge by five seconds")

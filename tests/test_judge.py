@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+import reference
 from autokernel import ops
 from autokernel.judge import cases
 from autokernel.judge.arena import Arena
@@ -129,6 +130,17 @@ def test_writing_into_an_input_is_refused(run: Run) -> None:
 def test_an_answer_in_the_memory_of_an_input_is_refused(run: Run) -> None:
     result = run("layernorm", lambda x, weight=None, bias=None, eps=1e-5: x)
     assert (result.status, "shares memory with the input x" in result.reason) == (Status.FAIL, True)
+
+
+def test_a_layout_that_pytorch_refuses_is_still_judged(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def particular(x: Tensor) -> Tensor:
+        if not x.is_contiguous():
+            raise RuntimeError("x is not correctly aligned")
+        return torch.softmax(x, -1)
+
+    monkeypatch.setattr(reference, "softmax", particular)
+    assert run("softmax", lambda x: torch.softmax(x, -1).contiguous()).reason == ""
+    assert "nan" in run("softmax", lambda x: torch.softmax(x, -1).contiguous() * (1 if x.is_contiguous() else torch.nan)).reason
 
 
 def test_an_exception_is_a_crash_that_names_the_case(run: Run) -> None:

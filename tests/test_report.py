@@ -71,6 +71,7 @@ VERIFIED = Verification(
     gpu="a GPU",
     versions=VERSIONS,
     correct=True,
+    reason="",
     error=1e-3,
     error_without=9e-4,
     error_limit=2e-3,

@@ -16,6 +16,7 @@ from autokernel.judge.cases import Case
 from autokernel.judge.compare import Comparison, compare, compare_exactly, says_something
 from autokernel.judge.isolated import Answer, Judged, same_bits
 from autokernel.judge.process import WorkerFault
+from autokernel.judge.truth import baseline_of, nudged, oracle_of
 from autokernel.kernels import KernelFile
 from autokernel.ops import Arguments, Operation
 from autokernel.results import Status
@@ -158,7 +159,7 @@ class Gates:
     ) -> Tensor:
         operation = self.kernel.operation
         answer = self._answer(name, arguments, reuse)
-        baseline = operation.reference(**arguments)
+        baseline = baseline_of(operation, arguments)
         malformed = form_or_why(answer, baseline)
         if malformed:
             raise Refused(Status.FAIL, f"{name}: {malformed}")
@@ -199,15 +200,6 @@ class Gates:
         # half-precision call
         needed = 24 * self.kernel.operation.bytes(case.shape, 2)
         return needed > 0.8 * torch.cuda.get_device_properties(self.device).total_memory
-
-
-def oracle_of(operation: Operation, arguments: Arguments) -> Tensor:
-    """The exact answer in float64; in float32 (no TF32) where float64 does not fit into the GPU's memory."""
-    try:
-        return operation.reference(**_cast(arguments, torch.float64))
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return operation.reference(**_cast(arguments, torch.float32))
 
 
 def right_or_why(operation: Operation, answer: Answer, baseline: Tensor, arguments: Arguments) -> str:
@@ -261,7 +253,7 @@ def _compared(
         raise RuntimeError(f"the reference of {operation.name} gives two shapes: {oracle.shape}, {baseline.shape}")
     if exact:
         return compare_exactly(answer, oracle)
-    return compare(answer, baseline, oracle, lambda: oracle_of(operation, _nudged(operation, arguments)))
+    return compare(answer, baseline, oracle, lambda: oracle_of(operation, nudged(operation, arguments)))
 
 
 def touched(arguments: Arguments) -> Arguments:
@@ -289,29 +281,3 @@ def _is_dense(answer: Answer) -> bool:
                 return False
             expected *= size
     return True
-
-
-def _cast(arguments: Arguments, dtype: torch.dtype) -> Arguments:
-    return {
-        key: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-        for key, value in arguments.items()
-    }
-
-
-def _nudged(operation: Operation, arguments: Arguments) -> Arguments:
-    """The arguments in float64, each row and each value moved by one rounding up or down.
-
-    That of float32, in which kernels compute; the values by one of their dtype, where the operation rounds inside.
-    """
-
-    def nudge(x: Tensor) -> Tensor:
-        generator = torch.Generator(x.device).manual_seed(0)
-
-        def moves(shape: torch.Size, dtype: torch.dtype) -> Tensor:
-            signs = torch.randint(0, 2, shape, device=x.device, generator=generator) * 2 - 1
-            return torch.finfo(dtype).eps * signs.double()
-
-        values = moves(x.shape, x.dtype if operation.rounds_inside else torch.float32)
-        return x.double() * (1 + values + moves(x.shape[:-1], torch.float32)[..., None])
-
-    return {key: nudge(v) if isinstance(v, Tensor) and v.is_floating_point() else v for key, v in arguments.items()}

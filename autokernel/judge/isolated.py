@@ -33,6 +33,7 @@ from autokernel.judge.process import (
     shield_memory,
 )
 from autokernel.judge.protocol import KEPT_BYTES, Argument, Form, Landing, Raised
+from autokernel.judge.truth import baseline_of
 from autokernel.kernels import KernelFile
 from autokernel.ops import Arguments, Operation
 from autokernel.results import Status
@@ -371,9 +372,8 @@ class Judge:
 
 
 def answer_bytes(operation: Operation, arguments: Arguments) -> int:
-    """The size of the right answer, found without computing it."""
-    without = {key: value.to("meta") if isinstance(value, Tensor) else value for key, value in arguments.items()}
-    answer = operation.reference(**without)
+    """The size of the right answer, found by computing it: shape inference on "meta" imports a compiler first, for seconds."""
+    answer = baseline_of(operation, arguments)
     return answer.numel() * answer.element_size()
 
 

@@ -121,6 +121,7 @@ class Process:
                 "HOME": str(own / "home"),
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
+            scratch=str(self.folder),
             folder=str(own),
             writable=(str(own), str(compiled)),
             hidden=(str(golden.path("any").parent),),
@@ -176,7 +177,6 @@ class Process:
                 self.ended = report if isinstance(report, Ended) else None
             self._channel.close()
             self._control.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
         if self.ended is None:
             self.ended = Ended(status=0, log="", left=0)
 
@@ -188,7 +188,6 @@ class Process:
             status = report.status
             self._channel.close()
             self._control.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
             if os.WIFSIGNALED(status):
                 name = signal.Signals(os.WTERMSIG(status)).name
                 return WorkerFault(Status.CRASH, f"{what} died with {name}")

@@ -50,7 +50,8 @@ class Spawn(Struct, frozen=True):
     """Fork a worker. Descriptors come with it: its channel, its keeper's, and the arena's file if there is one."""
 
     environment: dict[str, str]
-    folder: str  # its working folder
+    scratch: str  # removed when the worker has ended
+    folder: str  # its working folder, in there
     writable: tuple[str, ...]  # folders that it may write to
     hidden: tuple[str, ...]  # paths that it may not read
     level: int  # of confinement, see `sandbox`

@@ -53,6 +53,11 @@ STARTS = (
 class Recorder(TorchDispatchMode):
     """What is noted while `listening`, that is during a call, by name. One for each worker: what it replaces stays replaced."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Otherwise the first operator that is seen imports torch._dynamo, which takes seconds and is never used.
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.listening = False

@@ -13,6 +13,7 @@ import gc
 import importlib
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -83,6 +84,7 @@ def _keep(spawn: protocol.Spawn, descriptors: list[int]) -> None:
     _watch(pid, control, log_out, log)
     left = len(_children()) - (1 if _is_child(pid) else 0)
     status = _end_all(pid)
+    shutil.rmtree(spawn.scratch, ignore_errors=True)  # here, since the judge may be gone
     _drain(log_out, log)
     text = bytes(log).decode(errors="replace").replace("\0", " ")
     with contextlib.suppress(OSError):
