@@ -14,7 +14,6 @@ from autokernel.state import Target
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 RANDOM_SHAPES = 3  # drawn afresh in every run
 DRAWN = "drawn"  # their name
-DRAWN = "drawn"  # name of a case with one of them
 LONG_BYTES = {"cuda": 1 << 26, "cpu": 1 << 17}  # a case of a long reduction reads and writes at most this much in float16
 
 

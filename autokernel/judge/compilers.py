@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import torch
+
 from autokernel import hardware
 from autokernel.judge import protocol
 from autokernel.judge.cases import Case
@@ -14,7 +16,8 @@ from autokernel.kernels import KernelFile
 if TYPE_CHECKING:
     from autokernel.judge.isolated import Judge
 
-MOST_COMPILERS = 8  # each needs a CUDA context of half a gigabyte
+MOST_COMPILERS = 14  # each needs a CUDA context of half a gigabyte
+ROOM = 8  # what is larger than this part of a compiler's share of the GPU is left for the gates to compile
 
 
 def precompile(judge: "Judge", kernel: KernelFile, cases: Sequence[Case], budgets: Budgets) -> None:
@@ -22,7 +25,9 @@ def precompile(judge: "Judge", kernel: KernelFile, cases: Sequence[Case], budget
 
     What goes wrong there is left for the gates to find, and to say in one sentence.
     """
-    count = min(MOST_COMPILERS, len(os.sched_getaffinity(0)), len(cases))
+    count = max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)) - 1))
+    largest = torch.cuda.get_device_properties(judge.device).total_memory / (ROOM * count)
+    small = [case for case in cases if kernel.operation.bytes(case.shape, case.dtype.itemsize) < largest]
 
     def compile_some(number: int) -> None:
         process = judge.process(kernel.sha256, budgets.total_s)
@@ -32,7 +37,7 @@ def precompile(judge: "Judge", kernel: KernelFile, cases: Sequence[Case], budget
                 token=new_token(),
                 operation=kernel.operation.name,
                 device=str(judge.device),
-                cases=tuple(_prepared(case) for case in cases[number::count]),
+                cases=tuple(_prepared(case) for case in small[number::count]),
             )
             process.ask(request, budgets.compile_s, "compiling the kernel")
         except WorkerFault:

@@ -254,7 +254,7 @@ class Worker:
                 self.candidate(operation.inputs(case.shape, maker), recorded=False)
                 self.wait()
             except KernelRaised:
-                break  # the gates will find it, and say it better
+                continue  # the gates will find it, and say it better
         return Ready(token=request.token)
 
     def time(self, request: protocol.Time) -> Reply:
