@@ -106,7 +106,7 @@ def test_an_honest_kernel_is_measured(us: float) -> None:
         Simulated(60.0, said=lambda us: us / 2),
         Simulated(60.0, said=lambda us: 1.0),
         Simulated(60.0, wasted=lambda calls: 1000.0 * calls),
-        Simulated(60.0, said=lambda us: us / 2, noise=2.0),
+        Simulated(60.0, said=lambda us: us / 2, noise=0.3),
         # It wastes in short batches what the difference of the two would have told.
         Simulated(200.0, said=lambda us: us / 2, wasted=lambda calls: 1200.0 if calls == clock.SETS else 0.0),
     ],
