@@ -15,7 +15,7 @@ from autokernel.judge.process import Budgets
 from autokernel.judge.verdict import Options, Verdict, judge
 from autokernel.results import Status
 
-BUDGETS = Budgets(import_s=15, run_s=8, total_s=120)
+BUDGETS = Budgets(import_s=15, compile_s=25, run_s=8, total_s=120)
 SEED = 20261
 HONEST = sorted({(cheat.honest, cheat.gpu) for cheat in CHEATS} - {(c.honest, True) for c in CHEATS if not c.gpu})
 

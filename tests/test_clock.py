@@ -243,6 +243,7 @@ def test_pytorch_beside_itself_on_a_gpu(name: str) -> None:
     assert timing.baseline.speedup.high >= 0.99
     assert watch.slowed(timing) == ""
     usual = 1e3 * do_bench(lambda: operation.reference(**inputs), return_mode="median")
-    assert timing.latency.value == pytest.approx(usual, rel=0.05, abs=2)
+    # do_bench gives the GPU no pause, so that it lowers its clock where tensor cores are busy.
+    assert timing.latency.value == pytest.approx(usual, rel=0.2 if operation.uses_dot else 0.05, abs=2)
     mine.close()
     other.close()

@@ -220,6 +220,17 @@ def test_the_environment_is_scrubbed(judge: Judge, tmp_path: Path, monkeypatch) 
     assert "SECRET_SEED" not in str(caught.value)
 
 
+def test_packages_may_lie_on_a_path_of_the_environment(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(f"open({str(tmp_path / 'found')!r}, 'w').close()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "kernel.py").write_text(doing("assert 'PYTHONPATH' not in os.environ"))
+    with Judge(CPU) as judge:
+        worker = judge.worker(kernels.read(tmp_path / "kernel.py"))
+        worker.call(inputs())
+        worker.close()
+    assert (tmp_path / "found").exists()
+
+
 def test_unwritten_memory_is_not_a_number(start: Start) -> None:
     assert start(HEAD + "def kernel_fn(x):\n    return torch.empty_like(x)\n").call(inputs()).value.isnan().all()
 

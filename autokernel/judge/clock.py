@@ -3,8 +3,9 @@
 The worker takes the time of each call by CUDA events; the judge takes the time of whole batches by its own clock, which no
 kernel file can reach. The baseline runs in the judge's process, by the very loop that the worker runs (`repeat`): nothing
 that a kernel file replaces slows it down, and both are treated alike. For each call new values are copied in, lines that
-persist in L2 are reset, FLUSH_BYTES are written to clear the cache; then event, call, event, the answer is copied out, and
-the device must be idle.
+persist in L2 are reset, FLUSH_BYTES are written to clear the cache; then event, call, event, and the answer is copied out.
+All of it is queued ahead of the device, so that a batch takes the time of the device and not of Python, which differs between
+processes by more than a small kernel takes; the batch ends when the device is idle.
 """
 
 import math
@@ -25,7 +26,7 @@ from autokernel.ops import Arguments
 if TYPE_CHECKING:
     from autokernel.judge.isolated import Answer, Times
 
-FLUSH_BYTES = 1 << 30  # many times every L2, and 0.2 ms or more to write: longer than a launch from Python
+FLUSH_BYTES = 2 << 30  # many times every L2, and 0.4 ms or more to write: longer than a launch from Python
 SETS = 4  # of inputs in a batch, all new; the first call of a batch is a warm-up
 LONG = 4  # a long batch makes so many times the calls of a short one
 LEAST_CALLS, MOST_CALLS = 27, 200  # that count in a median

@@ -16,7 +16,7 @@ from autokernel.kernels import KernelFile
 if TYPE_CHECKING:
     from autokernel.judge.isolated import Judge
 
-MOST_COMPILERS = 14  # each needs a CUDA context of half a gigabyte
+MOST_COMPILERS = 8  # each needs a CUDA context: half a gigabyte, and more of them are not sooner there
 ROOM = 8  # what is larger than this part of a compiler's share of the GPU is left for the gates to compile
 
 

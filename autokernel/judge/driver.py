@@ -34,6 +34,7 @@ class Driver:
         self._library.cuIpcOpenMemHandle_v2.argtypes = (ctypes.POINTER(ctypes.c_uint64), _Handle, ctypes.c_uint)
         self._library.cuIpcCloseMemHandle.argtypes = (ctypes.c_uint64,)
         self._library.cuEventCreate.argtypes = (ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint)
+        self._library.cuEventDestroy_v2.argtypes = (ctypes.c_void_p,)
         self._library.cuEventRecord.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._library.cuEventElapsedTime.argtypes = (ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p)
         self._library.cuCtxSetLimit.argtypes = (ctypes.c_int, ctypes.c_size_t)
@@ -71,6 +72,9 @@ class Driver:
         event = ctypes.c_void_p()
         self._check("cuEventCreate", self._library.cuEventCreate(ctypes.byref(event), 0))
         return event
+
+    def forget(self, event: ctypes.c_void_p) -> None:
+        self._check("cuEventDestroy", self._library.cuEventDestroy_v2(event))
 
     def record(self, event: ctypes.c_void_p, stream: int) -> None:
         self._check("cuEventRecord", self._library.cuEventRecord(event, stream))

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Warm:
             self._process = subprocess.Popen(
                 command,
                 cwd=ROOT,
-                env={**_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**_environment(("PYTHONPATH",)), "PYTHONDONTWRITEBYTECODE": "1"},  # workers are given less
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -261,8 +262,8 @@ def shield_memory() -> str:
     return "the judge's memory is closed to other processes"
 
 
-def _environment() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key in KEPT or key.startswith(KEPT_PREFIXES)}
+def _environment(also: Sequence[str] = ()) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key in (*KEPT, *also) or key.startswith(KEPT_PREFIXES)}
 
 
 def new_token() -> str:

@@ -8,6 +8,7 @@ import _thread
 import inspect
 import threading
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -139,6 +140,7 @@ def _no_compile(*arguments: Any, **options: Any) -> Any:
     raise PermissionError("torch.compile makes kernels of torch operators; a kernel file must bring its own")
 
 
+@cache  # asked in timed calls, and the alias information is slow to read
 def _is_allowed(operator: Any) -> bool:
     schema = operator._schema
     name = schema.name.removeprefix("aten::")

@@ -39,37 +39,46 @@ _deterministic = torch._C._set_deterministic_algorithms
 
 
 class _OnCPU:
-    """Encloses a call by the processor's clock."""
+    """Encloses calls by the processor's clock."""
+
+    def __init__(self) -> None:
+        self._times_us: list[float] = []
 
     def start(self) -> None:
         self._began = _now()
 
     def stop(self) -> None:
-        self._ended = _now()
+        self._times_us.append((_now() - self._began) / 1e3)
 
-    def result(self) -> tuple[float, int]:
-        """Microseconds, and bytes allocated beyond what was; the latter is not known on a CPU."""
-        return (self._ended - self._began) / 1e3, 0
+    def results(self) -> tuple[tuple[float, ...], int]:
+        """Microseconds of each call, and bytes allocated at most beyond what was; the latter is not known on a CPU."""
+        return tuple(self._times_us), 0
 
 
 class _OnGPU:
-    """Encloses a call by CUDA events on its stream."""
+    """Encloses calls by CUDA events on their stream."""
 
-    def __init__(self, device: torch.device, stream: int) -> None:
+    def __init__(self, device: torch.device, stream: int, calls: int) -> None:
         self._device, self._stream = device, stream
-        self._first, self._last = driver().event(), driver().event()
+        self._events = [(driver().event(), driver().event()) for _ in range(calls)]
+        self._made = 0
+        _reset_peak(device)
+        self._before = _allocated(device)
 
     def start(self) -> None:
-        _reset_peak(self._device)
-        self._before = _allocated(self._device)
-        driver().record(self._first, self._stream)
+        driver().record(self._events[self._made][0], self._stream)
 
     def stop(self) -> None:
-        driver().record(self._last, self._stream)
+        driver().record(self._events[self._made][1], self._stream)
+        self._made += 1
 
-    def result(self) -> tuple[float, int]:
-        """Microseconds, and bytes allocated at most beyond what was; once the device is idle."""
-        return driver().elapsed_us(self._first, self._last), _peak(self._device) - self._before
+    def results(self) -> tuple[tuple[float, ...], int]:
+        """Microseconds of each call, and bytes allocated at most beyond what was; once the device is idle."""
+        times_us = tuple(driver().elapsed_us(*pair) for pair in self._events[: self._made])
+        for pair in self._events:
+            for event in pair:
+                driver().forget(event)
+        return times_us, _peak(self._device) - self._before
 
 
 def repeat(worker: "Worker", request: protocol.Time) -> Reply:
@@ -96,30 +105,31 @@ def repeat(worker: "Worker", request: protocol.Time) -> Reply:
                 driver().synchronize()
             name, text = said(getattr(fault, "fault", fault))
             return _without(request, f"it cannot be captured into a CUDA graph ({name}: {text})")
-    enclosing = _OnGPU(worker.device, candidate.stream.cuda_stream) if on_gpu else _OnCPU()
-    seen: list[tuple[float, int]] = []
+    enclosing = _OnGPU(worker.device, candidate.stream.cuda_stream, request.repeats) if on_gpu else _OnCPU()
     form: Form | None = None
     for number in range(request.repeats):
         for target, source in copies[number % len(copies)]:
             _copy(target, source)
         if on_gpu:
             driver().reset_l2()
-        if flush is not None:
-            _fill(flush, number & 1)
+        if flush is None:
+            worker.wait()  # an idle device
+        else:
+            _fill(flush, number & 1)  # while it lasts, the call is launched
         enclosing.start()
         answer = call()
         enclosing.stop()
         form = worker.deliver(answer, arguments, request.slots[number % len(request.slots)])
-        worker.wait()
-        seen.append(enclosing.result())
         del answer
         if not form.landed:
             break
+    worker.wait()
+    times_us, peak_bytes = enclosing.results()
     return Timed(
         token=request.token,
-        times_us=tuple(us for us, _ in seen),
+        times_us=times_us,
         form=form,
-        peak_bytes=max((size for _, size in seen), default=0),
+        peak_bytes=peak_bytes,
         operators=tuple(recorder.operators),
         threads=recorder.threads(),
         tampered=recorder.tampered,
