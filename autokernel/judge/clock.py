@@ -111,11 +111,13 @@ class Disputed(Exception):
 
 @dataclass
 class Walls:
-    """The judge's own clock: pairs of a short and a long batch, of the kernel and of nothing, in microseconds.
+    """The judge's own clock: pairs of a short and a long batch, of the kernel and of a known call, in microseconds.
 
     The rule. A long batch less a short one, over the calls that it makes more, is the time of one call without what a request
-    costs; the same of an empty candidate, in the judge's process, is what copies, flush and waiting take; the difference p is
-    the kernel's. The median of p over the rounds must agree with the median e of the events that is reported:
+    costs. The same of a known call, which makes the answer by copying it in the judge's process, less that call's own time k
+    by events that no kernel file can reach, is what new values, flush and copying an answer out take; the difference p is the
+    kernel's. (A call that made nothing would have its answer copied out of a cold cache.) The median of p over the rounds
+    must agree with the median e of the events that is reported:
 
         |p - e| <= 5% of e + 5 us + 3 s
 
@@ -129,14 +131,16 @@ class Walls:
     long_calls: int
     short: list[float] = field(default_factory=list)
     long: list[float] = field(default_factory=list)
-    empty_short: list[float] = field(default_factory=list)
-    empty_long: list[float] = field(default_factory=list)
+    known_short: list[float] = field(default_factory=list)
+    known_long: list[float] = field(default_factory=list)
+    known_us: list[float] = field(default_factory=list)  # k of every known call
 
     def per_call(self) -> list[float]:
         """p of each round."""
         more = self.long_calls - self.short_calls
-        pairs = zip(self.long, self.short, self.empty_long, self.empty_short, strict=True)
-        return [(long - short - (empty_long - empty_short)) / more for long, short, empty_long, empty_short in pairs]
+        pairs = zip(self.long, self.short, self.known_long, self.known_short, strict=True)
+        known_us = median(self.known_us)
+        return [(long - short - (known_long - known_short)) / more + known_us for long, short, known_long, known_short in pairs]
 
     def dispute(self, events_us: float) -> str:
         """Why the two clocks do not agree, in one clause; "" when they do."""
@@ -149,7 +153,7 @@ class Walls:
                 f"the judge's clock says {middle:.1f} us for a call and the events {events_us:.1f} us, "
                 f"further apart than noise ({bound:.1f} us)"
             )
-        whole = median(a - b for a, b in zip(self.long, self.empty_long, strict=True))
+        whole = median(a - b for a, b in zip(self.long, self.known_long, strict=True)) + self.long_calls * median(self.known_us)
         if whole > self.long_calls * (events_us + bound) + ROUND_TRIP_US:
             return (
                 f"the judge's clock says {whole:.0f} us for {self.long_calls} calls and the events {events_us:.1f} us "
@@ -162,13 +166,14 @@ class Walls:
 class Stopwatch:
     """Times a candidate against the baseline, and an incumbent if there is one.
 
-    `make(seed)` gives new inputs. Every answer of every timed call is looked at, some that the judge draws in full. `empty`
-    is a loop without a kernel. `sets` and `slots` (answers kept of a batch, its last ones) are fewer where memory is short.
+    `make(seed)` gives new inputs. Every answer of every timed call is looked at, some that the judge draws in full. `known`
+    is a loop of the judge's own process that makes the answer by copying it. `sets` and `slots` (answers kept of a batch, its
+    last ones) are fewer where memory is short.
     """
 
     candidate: Loop
     baseline: Loop
-    empty: Loop
+    known: Loop
     make: Callable[[int], Arguments]
     look: Look
     incumbent: Callable[[], Loop] | None = None  # started once the candidate has room for its longest batch
@@ -216,7 +221,7 @@ class Stopwatch:
         calls = self.sets * self.long
         self.candidate.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
         self.baseline.timed(inputs, self.sets, FLUSH_BYTES)
-        self.empty.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
+        self.known.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
         if self.incumbent is not None and self._beside is None:
             self._beside = self.incumbent()
             self._beside.timed(inputs, self.sets, FLUSH_BYTES)
@@ -247,10 +252,11 @@ class Stopwatch:
                 if incumbent is not None:
                     old.append(incumbent.times_us[self._first : self.sets])
                 peak = max(peak, batch.peak_bytes)
-                empty = self.empty.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
+                known = self.known.timed(inputs, calls, FLUSH_BYTES, slots=self._kept(calls))
                 is_long = calls == walls.long_calls
                 (walls.long if is_long else walls.short).append(1e6 * batch.wall_s)
-                (walls.empty_long if is_long else walls.empty_short).append(1e6 * empty.wall_s)
+                (walls.known_long if is_long else walls.known_short).append(1e6 * known.wall_s)
+                walls.known_us += known.times_us[self._first :]
         latency = interval_of_median(ours)
         dispute = walls.dispute(latency.value)
         graph_us, launch_us, note = (None, None, "") if dispute else self._graph(latency.value)
