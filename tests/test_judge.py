@@ -17,6 +17,7 @@ from autokernel.judge.arena import Arena
 from autokernel.judge.baseline import Baseline
 from autokernel.judge.compare import compare, compare_exactly, says_something
 from autokernel.judge.gates import GATES, GateResult, Gates, oracle_of
+from autokernel.judge.process import WorkerFault
 from autokernel.kernels import KernelFile
 from autokernel.results import Status
 
@@ -167,6 +168,18 @@ def test_gates_after_a_fault_are_not_run() -> None:
     gates = gates_of("softmax", through("softmax", torch.zeros_like), Arena(CPU))
     gates.run()
     assert gates.results["smoke"].status is Status.FAIL
+    assert [str(gates.results[gate]) for gate in GATES[1:]] == ["not run"] * 4
+
+
+def test_a_kernel_that_hangs_while_it_is_compiled_is_reported_at_the_first_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    gates = gates_of("softmax", through("softmax", lambda y: y), Arena(CPU))
+
+    def hangs(self: Baseline, tried: Sequence[cases.Case]) -> None:
+        raise WorkerFault(Status.TIMEOUT, "no answer within 25 s")
+
+    monkeypatch.setattr(Baseline, "precompile", hangs)
+    assert gates.run().status is Status.TIMEOUT
+    assert gates.results["smoke"].reason == "no answer within 25 s"
     assert [str(gates.results[gate]) for gate in GATES[1:]] == ["not run"] * 4
 
 

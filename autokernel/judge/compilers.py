@@ -12,6 +12,7 @@ from autokernel.judge import protocol
 from autokernel.judge.cases import Case
 from autokernel.judge.process import Budgets, WorkerFault, load, new_token
 from autokernel.kernels import KernelFile
+from autokernel.results import Status
 
 if TYPE_CHECKING:
     from autokernel.judge.isolated import Judge
@@ -23,13 +24,14 @@ ROOM = 8  # what is larger than this part of a compiler's share of the GPU is le
 def precompile(judge: "Judge", kernel: KernelFile, cases: Sequence[Case], budgets: Budgets) -> None:
     """Call the kernel for each case once, in workers that share its cache and are thrown away.
 
-    What goes wrong there is left for the gates to find, and to say in one sentence.
+    What goes wrong there is left for the gates to find, and to say in one sentence; but WorkerFault if no process comes to an
+    end within its budget: the gates would only wait as long again.
     """
     count = max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)) - 1))
     largest = torch.cuda.get_device_properties(judge.device).total_memory / (ROOM * count)
     small = [case for case in cases if kernel.operation.bytes(case.shape, case.dtype.itemsize) < largest]
 
-    def compile_some(number: int) -> None:
+    def compile_some(number: int) -> WorkerFault | None:
         process = judge.process(kernel.sha256, budgets.total_s)
         try:
             load(process, kernel, budgets)
@@ -39,14 +41,18 @@ def precompile(judge: "Judge", kernel: KernelFile, cases: Sequence[Case], budget
                 device=str(judge.device),
                 cases=tuple(_prepared(case) for case in small[number::count]),
             )
-            process.ask(request, budgets.compile_s, "compiling the kernel")
-        except WorkerFault:
-            return
+            process.ask(request, budgets.compile_s, "the kernel, called for the first time,")
+        except WorkerFault as fault:
+            return fault
         finally:
             process.close()
+        return None
 
     with ThreadPoolExecutor(count) as pool:
-        list(pool.map(compile_some, range(count)))
+        faults = list(pool.map(compile_some, range(count)))
+    first = faults[0]
+    if first is not None and all(fault is not None and fault.status is Status.TIMEOUT for fault in faults):
+        raise first
 
 
 def _prepared(case: Case) -> protocol.PreparedCase:

@@ -73,7 +73,13 @@ class Gates:
 
     def run(self, names: Iterable[str] = GATES) -> GateResult:
         """Run these gates in order up to the first that is not passed; returns that one, or the last."""
-        self.caller.precompile(self._to_compile())
+        names = tuple(names)
+        try:
+            self.caller.precompile(self._to_compile())
+        except WorkerFault as fault:
+            result = self.results[names[0]]
+            result.status, result.reason = fault.status, str(fault)
+            return result
         for name in names:
             result = self.results[name]
             self.progress(f"{self.kernel.path.name}: {name}")

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import triton
@@ -189,6 +190,8 @@ def main() -> None:
     for name in ops.names():
         ops.get(name)
     assert triton.knobs is not None
+    # Threads that torch's libraries start at import hold no lock that a worker, which has its own, would wait for.
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     gc.collect()
     gc.freeze()  # forks share what is there, untouched
     serve(socket.socket(fileno=int(sys.argv[1])))
