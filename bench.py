@@ -13,10 +13,16 @@ bad input. Do not edit: this file is hashed into every row.
 """
 
 import os
+import runpy
 import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+# Before torch is imported, which takes seconds: the judge's other process imports it at the same time.
+EARLY = None
+if __name__ == "__main__":
+    EARLY = runpy.run_path(str(Path(__file__).with_name("autokernel") / "judge" / "early.py"))["start"]()
 
 from autokernel import cli, hardware, kernels, ops, results
 from autokernel.errors import InputError
@@ -124,7 +130,7 @@ def _incumbent(path: Path, kernel: KernelFile) -> KernelFile:
 
 def _session() -> Judge:
     try:
-        return Judge(hardware.device())
+        return Judge(hardware.device(), started=EARLY)
     except CannotStart as fault:
         raise InputError(f"the judge cannot start: {fault}") from None
 

@@ -1,10 +1,12 @@
-"""What all tests share: the gpu marker, and a copy of the project in which a stage can be run without touching this one."""
+"""What all tests share: the gpu and alone markers, and a copy of the project in which a stage can be run."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, and this machine has none"))
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On a GPU: a test that measures times has it alone, among all processes of pytest; others share it.
+
+    The gate is held by whoever waits for the GPU, so that those that share it do not keep the others out for ever.
+    """
+    if not torch.cuda.device_count() or "gpu" not in request.keywords:
+        yield
+        return
+    name = Path(tempfile.gettempdir(), f"autokernel-tests-{os.getuid()}")
+    with name.with_suffix(".gate").open("w") as gate, name.with_suffix(".gpu").open("w") as gpu:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(gpu, fcntl.LOCK_EX if "alone" in request.keywords else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
 
 
 Stage = Callable[..., subprocess.CompletedProcess[str]]

@@ -159,6 +159,7 @@ def test_bad_input(stage: Stage, project, arguments, plan, sentence: str) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ops.names())
 def test_a_starter_on_a_gpu(stage: Stage, name: str) -> None:
     done = stage("bench.py", "--kernel", name)
@@ -173,6 +174,7 @@ def test_a_starter_on_a_gpu(stage: Stage, name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_a_kernel_is_no_faster_than_itself(stage: Stage) -> None:
     done = stage("bench.py", "--kernel", "softmax", "--incumbent", "kernels/softmax.py")
     lines = lines_of(done.stdout)

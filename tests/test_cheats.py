@@ -32,7 +32,7 @@ def judged(session: Judge, file: str) -> Verdict:
 
 
 def marked(file: str, gpu: bool, value: object) -> object:
-    return pytest.param(value, id=file.removesuffix(".py"), marks=[pytest.mark.gpu] if gpu else [])
+    return pytest.param(value, id=file.removesuffix(".py"), marks=[pytest.mark.gpu, pytest.mark.alone] if gpu else [])
 
 
 def outcome(session: Judge, file: str) -> tuple[str, str]:

@@ -223,6 +223,7 @@ def test_a_median_lies_in_its_interval(values: list[float]) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ops.names())
 def test_pytorch_beside_itself_on_a_gpu(name: str) -> None:
     from triton.testing import do_bench

@@ -1,6 +1,5 @@
-"""Compile a candidate's kernels in several processes side by side, before the gates need them. Do not edit."""
+"""Compile what the gates will call, many kernels side by side, before they need it. Do not edit."""
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -17,42 +16,45 @@ from autokernel.results import Status
 if TYPE_CHECKING:
     from autokernel.judge.isolated import Judge
 
-MOST_COMPILERS = 8  # each needs a CUDA context: half a gigabyte, and more of them are not sooner there
-ROOM = 8  # what is larger than this part of a compiler's share of the GPU is left for the gates to compile
+ROOM = 8  # what is larger than this part of the GPU is left for the gates to compile
 
 
-def precompile(judge: "Judge", kernel: KernelFile, cases: Sequence[Case], budgets: Budgets) -> None:
-    """Call the kernel for each case once, in workers that share its cache and are thrown away.
+class Compiler:
+    """A process that shares a worker's cache of compiled kernels, and is thrown away. It starts while the worker does."""
 
-    What goes wrong there is left for the gates to find, and to say in one sentence; but WorkerFault if no process comes to an
-    end within its budget: the gates would only wait as long again.
-    """
-    count = max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)) - 1))
-    largest = torch.cuda.get_device_properties(judge.device).total_memory / (ROOM * count)
-    small = [case for case in cases if kernel.operation.bytes(case.shape, case.dtype.itemsize) < largest]
+    def __init__(self, judge: "Judge", kernel: KernelFile, budgets: Budgets) -> None:
+        self._judge, self._kernel, self._budgets = judge, kernel, budgets
+        self._pool = ThreadPoolExecutor(1)
+        self._started = self._pool.submit(lambda: judge.process(kernel.sha256, budgets.total_s))
 
-    def compile_some(number: int) -> WorkerFault | None:
-        process = judge.process(kernel.sha256, budgets.total_s)
+    def compile(self, cases: Sequence[Case]) -> None:
+        """Call the kernel for each case, without a launch; each kernel that is to be compiled is, in a fork of the process.
+
+        What goes wrong there is left for the gates to find, and to say in one sentence; but WorkerFault if it does not come to
+        an end within its budget: the gates would only wait as long again.
+        """
+        process, kernel, budgets = self._started.result(), self._kernel, self._budgets
+        most = torch.cuda.get_device_properties(self._judge.device).total_memory / ROOM
+        small = [case for case in cases if kernel.operation.bytes(case.shape, case.dtype.itemsize) < most]
+        request = protocol.Prepare(
+            token=new_token(),
+            operation=kernel.operation.name,
+            device=str(self._judge.device),
+            cases=tuple(map(_prepared, small)),
+        )
         try:
             load(process, kernel, budgets)
-            request = protocol.Prepare(
-                token=new_token(),
-                operation=kernel.operation.name,
-                device=str(judge.device),
-                cases=tuple(_prepared(case) for case in small[number::count]),
-            )
             process.ask(request, budgets.compile_s, "the kernel, called for the first time,")
         except WorkerFault as fault:
-            return fault
+            if fault.status is Status.TIMEOUT:
+                raise
         finally:
             process.close()
-        return None
 
-    with ThreadPoolExecutor(count) as pool:
-        faults = list(pool.map(compile_some, range(count)))
-    first = faults[0]
-    if first is not None and all(fault is not None and fault.status is Status.TIMEOUT for fault in faults):
-        raise first
+    def close(self) -> None:
+        """Kill the process and all that it started."""
+        self._started.result().close()
+        self._pool.shutdown()
 
 
 def _prepared(case: Case) -> protocol.PreparedCase:

@@ -17,7 +17,7 @@ from autokernel.judge import arena as arenas
 from autokernel.judge import protocol, sandbox
 from autokernel.judge.arena import ALIGNMENT, Arena, Image
 from autokernel.judge.cases import Case
-from autokernel.judge.compilers import precompile
+from autokernel.judge.compilers import Compiler
 from autokernel.judge.process import (
     START_S,
     Budgets,
@@ -95,9 +95,9 @@ class Judged(Protocol):
 class Worker:
     """One candidate in one process. Whatever it does wrong is raised as WorkerFault; then the process is gone, or useless."""
 
-    _is_new = False  # whether nothing was compiled for this file yet
+    _compiler: Compiler | None = None
 
-    def __init__(self, judge: "Judge", kernel: KernelFile, budgets: Budgets) -> None:
+    def __init__(self, judge: "Judge", kernel: KernelFile, budgets: Budgets, ahead: bool = False) -> None:
         self._judge, self._kernel, self._budgets = judge, kernel, budgets
         self._arena = judge.arena
         self._images: list[Image] = []
@@ -106,7 +106,9 @@ class Worker:
         self._answer_bytes = 0
         self._earlier: Answer | None = None
         self._seen: set[Any] = set()
-        self._is_new = not cache_of(kernel.sha256).exists()
+        is_new = not cache_of(kernel.sha256).exists()
+        if ahead and is_new and self._arena.device.type == "cuda":
+            self._compiler = Compiler(judge, kernel, budgets)
         self._process = judge.process(kernel.sha256, budgets.total_s)
         judge.workers.append(self)
         try:
@@ -194,14 +196,15 @@ class Worker:
         )
 
     def precompile(self, cases: Sequence[Case]) -> None:
-        """Compile what these cases need in several processes side by side, into the cache that this worker shares.
+        """Compile what these cases need, side by side, into the cache that this worker shares; WorkerFault if that hangs.
 
-        What goes wrong there is left for the gates to find. Nothing to do where Triton interprets, or where the cache of
+        What else goes wrong there is left for the gates to find. Nothing to do where Triton interprets, or where the cache of
         this very file is there already.
         """
-        if self._arena.device.type == "cuda" and self._is_new:
-            self._is_new = False
-            precompile(self._judge, self._kernel, cases, self._budgets)
+        compiler, self._compiler = self._compiler, None
+        if compiler is not None:
+            compiler.compile(cases)
+            compiler.close()
 
     def read(self, form: Form, landing: Landing) -> Answer:
         """The answer in a landing, of the form that the worker says it has."""
@@ -231,6 +234,8 @@ class Worker:
         if self in self._judge.workers:
             self._judge.workers.remove(self)
         self._process.close()
+        if self._compiler is not None:
+            self._compiler.close()
 
     def _call(self, reuse: bool) -> Answer:
         memory = self._arena.memory
@@ -318,9 +323,10 @@ class Judge:
     level: int = sandbox.STRICT
     isolation: str = ""  # how the last worker was confined, for people to read
     workers: list[Worker] = field(default_factory=list)  # that are open
+    started: Any = None  # of `early.start`, if the warm process was started early
 
     def __post_init__(self) -> None:
-        self.warm = Warm()
+        self.warm = Warm(self.started)
         try:
             forget_old_caches()
             self.arena = Arena(self.device)
@@ -342,9 +348,12 @@ class Judge:
         self.warm.close()
         self.arena.close()
 
-    def worker(self, kernel: KernelFile) -> Worker:
-        """A fresh process with this candidate in it; WorkerFault if it cannot be imported."""
-        return Worker(self, kernel, self.budgets)
+    def worker(self, kernel: KernelFile, ahead: bool = False) -> Worker:
+        """A fresh process with this candidate in it; WorkerFault if it cannot be imported.
+
+        `ahead`: it will be asked to compile before it is called, in a process that starts beside it.
+        """
+        return Worker(self, kernel, self.budgets, ahead)
 
     def grow(self, size: int) -> None:
         """Another arena of at least `size` bytes, for all workers that are open."""
@@ -357,15 +366,15 @@ class Judge:
     def process(self, sha256: str, total_s: float) -> Process:
         """A fresh worker process with the arena open and no candidate yet."""
         while True:
-            arena = self.arena
-            process = Process(self.warm, sha256, self.level, arena.descriptor, arena.memory.size, total_s)
+            arena, level = self.arena, self.level
+            process = Process(self.warm, sha256, level, arena.descriptor, arena.memory.size, total_s)
             try:
                 note = attach(process, arena)
             except (CannotStart, WorkerFault) as fault:
                 process.close()
-                if self.level == sandbox.OPEN:
+                if level == sandbox.OPEN:
                     raise CannotStart(f"a worker cannot be started: {fault}") from fault
-                self.level += 1  # CUDA needs something that was denied
+                self.level = max(self.level, level + 1)  # CUDA needs something that was denied
                 continue
             self.isolation = ", ".join(filter(None, (note, self._memory_note)))
             return process

@@ -12,31 +12,26 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from autokernel import golden
-from autokernel.judge import protocol, sandbox
+from autokernel.judge import early, protocol, sandbox
 from autokernel.judge.arena import Arena
 from autokernel.judge.protocol import BadMessage, Ended, Raised, Ready, Started
 from autokernel.kernels import KernelFile
 from autokernel.results import Status
-from autokernel.state import ROOT, WORKSPACE
+from autokernel.state import WORKSPACE
 
 START_S = 90.0  # for a process to be there and to have CUDA
 REPORT_S = 60.0  # for a killed worker to be gone
 CACHES = 64  # folders of compiled kernels that are kept, one for each kernel file
 TRITON_CACHE = WORKSPACE / "cache" / "triton"
-
-# What a worker sees of the environment: what compilers, drivers and libraries need, nothing else.
-KEPT = "PATH LANG LC_ALL TZ LD_LIBRARY_PATH LIBRARY_PATH CPATH C_INCLUDE_PATH CC CXX VIRTUAL_ENV OMP_NUM_THREADS".split()
-KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "TRITON_", "PYTORCH_")
 
 
 @dataclass(frozen=True)
@@ -64,27 +59,19 @@ class CannotStart(RuntimeError):
 class Warm:
     """The warm process; starts at once, and is waited for when it is first needed."""
 
-    def __init__(self) -> None:
-        self._socket, theirs = protocol.pair()
-        command = [sys.executable, "-m", "autokernel.judge.warm", str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env={**_environment(("PYTHONPATH",)), "PYTHONDONTWRITEBYTECODE": "1"},  # workers are given less
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-            )
+    def __init__(self, started: "tuple[socket.socket, subprocess.Popen[bytes]] | None" = None) -> None:
+        self._socket, self._process = started or early.start()
         self._ready = False
+        self._lock = threading.Lock()
 
     def spawn(self, request: protocol.Spawn, arena: int | None) -> tuple[socket.socket, socket.socket]:
         """Fork a keeper and a worker; returns this side of the worker's channel and of the keeper's."""
-        if not self._ready:
-            if not select.select([self._socket], [], [], START_S)[0] or not self._socket.recv(protocol.LIMIT):
-                raise CannotStart("the judge's warm process did not start: see its messages above")
-            self._ready = True
-        (channel, theirs), (control, keepers) = protocol.pair(), protocol.pair()
+        with self._lock:
+            if not self._ready:
+                if not select.select([self._socket], [], [], START_S)[0] or not self._socket.recv(early.LIMIT):
+                    raise CannotStart("the judge's warm process did not start: see its messages above")
+                self._ready = True
+        (channel, theirs), (control, keepers) = early.pair(), early.pair()
         with theirs, keepers:
             descriptors = [theirs.fileno(), keepers.fileno(), *([] if arena is None else [arena])]
             socket.send_fds(self._socket, [protocol.encode(request)], descriptors)
@@ -114,7 +101,7 @@ class Process:
         self._total_s = total_s
         request = protocol.Spawn(
             environment={
-                **_environment(),
+                **early.environment(),
                 "TRITON_CACHE_DIR": str(compiled),
                 "CUDA_CACHE_PATH": str(own / "home"),
                 "TORCHINDUCTOR_CACHE_DIR": str(own / "tmp"),
@@ -153,7 +140,7 @@ class Process:
         took, packet = time.perf_counter() - began, b""
         if self._channel in ready:
             with contextlib.suppress(ConnectionResetError):
-                packet = self._channel.recv(protocol.LIMIT + 1)
+                packet = self._channel.recv(early.LIMIT + 1)
         if not packet:
             raise self._died(what)
         try:
@@ -201,7 +188,7 @@ class Process:
         if not select.select([self._control], [], [], max(seconds, 0))[0]:
             return None
         with contextlib.suppress(OSError):
-            packet = self._control.recv(protocol.LIMIT)
+            packet = self._control.recv(early.LIMIT)
             if packet:
                 return protocol.decode(protocol.from_keeper, packet)
         return None
@@ -260,10 +247,6 @@ def shield_memory() -> str:
         return "the judge's memory is closed by capabilities alone"
     sandbox.hide_memory()
     return "the judge's memory is closed to other processes"
-
-
-def _environment(also: Sequence[str] = ()) -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key in (*KEPT, *also) or key.startswith(KEPT_PREFIXES)}
 
 
 def new_token() -> str:

@@ -4,12 +4,12 @@ Nothing that a worker sends is ever unpickled or evaluated: it is decoded as one
 of tensors never travel in a message; they lie in the arena (see `arena`), at the places that a message names.
 """
 
-import socket
 from typing import Any
 
 import msgspec
 
-LIMIT = 128 * 1024  # bytes of one packet; the longest is a list of times
+from autokernel.judge.early import LIMIT
+
 KEPT_BYTES = 64 << 20  # the longest answer that is kept, to be read again after the next call
 
 
@@ -234,14 +234,6 @@ to_warm = msgspec.msgpack.Decoder(Spawn)
 
 class BadMessage(Exception):
     """A packet is none of the messages that are expected."""
-
-
-def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a channel that keeps packets apart."""
-    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in ends:
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LIMIT)
-    return ends
 
 
 def encode(message: Struct) -> bytes:

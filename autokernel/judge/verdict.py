@@ -106,7 +106,7 @@ def judge(
     verdict.counters = ncu.Counters("", {}, "not run") if options.ncu else None
     worker: Worker | None = None
     try:
-        worker = session.worker(kernel)
+        worker = session.worker(kernel, ahead=True)
         _judge(verdict, session, worker, targets, seed, options, progress)
     except WorkerFault as fault:  # while the file was imported, or timed; the gates keep their own
         verdict.refuse(fault.status, f"{'timing' if worker else 'import'}: {fault}")

@@ -24,7 +24,7 @@ from pathlib import Path
 import triton
 
 from autokernel import ops
-from autokernel.judge import protocol, sandbox, worker
+from autokernel.judge import early, protocol, sandbox, worker
 from autokernel.judge.protocol import Ended, Started
 
 LOG_BYTES = 16 * 1024  # kept of what a worker prints: the last of it
@@ -45,7 +45,7 @@ def serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the judge's to handle
     requests.send(protocol.encode(protocol.Ready(token="")))
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(requests, protocol.LIMIT + 1, 3)
+        packet, descriptors, _, _ = socket.recv_fds(requests, early.LIMIT + 1, 3)
         if not packet:
             return
         spawn = protocol.decode(protocol.to_warm, packet)

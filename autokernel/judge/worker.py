@@ -23,9 +23,10 @@ from torch import Tensor
 
 from autokernel import ops
 from autokernel.inputs import InputMaker, Spec
-from autokernel.judge import arena, protocol, sandbox
+from autokernel.judge import arena, early, protocol, sandbox
 from autokernel.judge.arena import Memory
 from autokernel.judge.driver import CudaFault, driver
+from autokernel.judge.forks import compiling
 from autokernel.judge.protocol import KEPT_BYTES, Answered, Form, Landing, Raised, Ready, Reply
 from autokernel.judge.record import Recorder, function_modes
 from autokernel.ops import Arguments
@@ -246,15 +247,16 @@ class Worker:
     def prepare(self, request: protocol.Prepare) -> Reply:
         assert self.candidate is not None
         operation, device = ops.get(request.operation), torch.device(request.device)
-        for case in request.cases:
-            specs = {name: Spec(s.shape, s.stride, arena.dtype_of(s.dtype)) for name, s in case.specs.items()}
-            generator = torch.Generator(device).manual_seed(0)
-            maker = InputMaker(arena.dtype_of(case.dtype), device, generator, "normal", case.layout, specs)
-            try:
-                self.candidate(operation.inputs(case.shape, maker), recorded=False)
-                self.wait()
-            except KernelRaised:
-                continue  # the gates will find it, and say it better
+        with compiling(max(1, len(os.sched_getaffinity(0)) - 1)):
+            for case in request.cases:
+                specs = {name: Spec(s.shape, s.stride, arena.dtype_of(s.dtype)) for name, s in case.specs.items()}
+                generator = torch.Generator(device).manual_seed(0)
+                maker = InputMaker(arena.dtype_of(case.dtype), device, generator, "normal", case.layout, specs)
+                try:
+                    self.candidate(operation.inputs(case.shape, maker), recorded=False)
+                    self.wait()
+                except KernelRaised:
+                    continue  # the gates will find it, and say it better
         return Ready(token=request.token)
 
     def time(self, request: protocol.Time) -> Reply:
@@ -320,5 +322,5 @@ def main(channel: socket.socket, descriptor: int | None, spawn: protocol.Spawn) 
     gc.enable()
     worker = Worker(descriptor, Recorder(), note)
     receive, send, decode, encode = channel.recv, channel.send, protocol.decode, protocol.encode
-    while packet := receive(protocol.LIMIT + 1):
+    while packet := receive(early.LIMIT + 1):
         send(encode(worker.handle(decode(protocol.to_worker, packet))))
