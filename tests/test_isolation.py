@@ -14,8 +14,9 @@ import torch
 from autokernel import kernels, ops
 from autokernel.errors import InputError
 from autokernel.judge import arena, protocol, sandbox
+from autokernel.judge.answers import answer_bytes, same_bits
 from autokernel.judge.cases import Case
-from autokernel.judge.isolated import Judge, Worker, answer_bytes, same_bits
+from autokernel.judge.isolated import Judge, Worker
 from autokernel.judge.process import Budgets, WorkerFault
 from autokernel.ops import Arguments
 from autokernel.results import Status

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from autokernel.judge import protocol, worker
+from autokernel.judge.answers import Times
 from autokernel.judge.arena import Arena
-from autokernel.judge.isolated import Times, Worker
+from autokernel.judge.isolated import Worker
 from autokernel.judge.process import Budgets, WorkerFault
 from autokernel.kernels import KernelFile
 from autokernel.ops import Arguments, Operation

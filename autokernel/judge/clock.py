@@ -24,7 +24,7 @@ from torch import Tensor
 from autokernel.ops import Arguments
 
 if TYPE_CHECKING:
-    from autokernel.judge.isolated import Answer, Times
+    from autokernel.judge.answers import Answer, Times
 
 FLUSH_BYTES = 2 << 30  # many times every L2, and 0.4 ms or more to write: longer than a launch from Python
 SETS = 4  # of inputs in a batch, all new; the first call of a batch is a warm-up

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from autokernel import hardware
 from autokernel.judge import protocol
 from autokernel.judge.cases import Case
-from autokernel.judge.process import Budgets, WorkerFault, load, new_token
+from autokernel.judge.process import Budgets, CannotStart, WorkerFault, load, new_token
 from autokernel.kernels import KernelFile
 from autokernel.results import Status
 
@@ -53,7 +54,8 @@ class Compiler:
 
     def close(self) -> None:
         """Kill the process and all that it started."""
-        self._started.result().close()
+        with suppress(CannotStart):  # then there is none
+            self._started.result().close()
         self._pool.shutdown()
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from autokernel import golden, hardware
 from autokernel.judge import cases
+from autokernel.judge.answers import Answer, Judged, same_bits
 from autokernel.judge.cases import Case
 from autokernel.judge.compare import Comparison, compare, compare_exactly, says_something
-from autokernel.judge.isolated import Answer, Judged, same_bits
 from autokernel.judge.process import WorkerFault
 from autokernel.judge.truth import baseline_of, nudged, oracle_of
 from autokernel.kernels import KernelFile

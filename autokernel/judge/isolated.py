@@ -4,17 +4,17 @@
 arguments and gives answers whose every property the judge has read for itself, or could have.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autokernel.judge import arena as arenas
 from autokernel.judge import protocol, sandbox
+from autokernel.judge.answers import Answer, Times, answer_bytes, read, same_bits
 from autokernel.judge.arena import ALIGNMENT, Arena, Image
 from autokernel.judge.cases import Case
 from autokernel.judge.compilers import Compiler
@@ -32,64 +32,12 @@ from autokernel.judge.process import (
     new_token,
     shield_memory,
 )
-from autokernel.judge.protocol import KEPT_BYTES, Argument, Form, Landing, Raised
-from autokernel.judge.truth import baseline_of
+from autokernel.judge.protocol import KEPT_BYTES, Argument, Landing, Raised
 from autokernel.kernels import KernelFile
-from autokernel.ops import Arguments, Operation
+from autokernel.ops import Arguments
 from autokernel.results import Status
 
 KEPT_SHARE = 4  # unused memory is given back above a quarter of the GPU's
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What `kernel_fn` returned. `value` is in the judge's memory, contiguous; None where it is no tensor of the right size."""
-
-    value: Tensor | None
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    dtype: str = ""  # as PyTorch prints it
-    device: str = ""
-    layout: str = ""
-    type_name: str = "Tensor"
-    shares_input: str = ""  # the argument whose memory it is
-    operators: tuple[str, ...] = ()  # of torch, that do work
-    threads: int = 0  # started in the call, or left behind before
-    tampered: str = ""  # what was done to the record
-    fault: str = ""  # anything else that a plain tensor is not
-
-
-@dataclass(frozen=True)
-class Times:
-    """What `timed` saw. `answer(slot)` is to be read before the next request to the worker."""
-
-    times_us: tuple[float, ...]  # by the worker's events, for each call
-    wall_s: float  # by the judge's clock, from the request to the reply
-    peak_bytes: int  # allocated at most during one call, its arguments not counted
-    fault: str  # why there are no times; only for graphs
-    form: Form | None
-    operators: tuple[str, ...]
-    threads: int
-    tampered: str
-    _worker: "Worker"
-    _slots: tuple[Landing, ...]
-
-    def answer(self, slot: int) -> Answer:
-        """The answer that was last put into a slot: call i uses slot i modulo their number."""
-        assert self.form is not None
-        return self._worker.read(self.form, self._slots[slot])
-
-
-class Judged(Protocol):
-    """What the gates call: a `Worker`, or for their own tests a function of this process."""
-
-    def call(self, arguments: Arguments, reuse: bool = False) -> Answer: ...
-
-    def again(self) -> Answer: ...
-
-    def precompile(self, cases: Sequence[Case]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Worker:
@@ -191,7 +139,7 @@ class Worker:
             reply.operators,
             reply.threads,
             reply.tampered,
-            self,
+            memory,
             landings,
         )
 
@@ -205,29 +153,6 @@ class Worker:
         if compiler is not None:
             compiler.compile(cases)
             compiler.close()
-
-    def read(self, form: Form, landing: Landing) -> Answer:
-        """The answer in a landing, of the form that the worker says it has."""
-        value = None
-        if form.landed:
-            try:
-                dtype = arenas.dtype_of(form.dtype.removeprefix("torch."))
-            except ValueError:
-                raise WorkerFault(Status.INVALID, "the worker named a dtype that is none") from None
-            if min(form.shape, default=0) < 0 or math.prod(form.shape) * dtype.itemsize > landing.capacity:
-                raise WorkerFault(Status.INVALID, "the worker named a shape that does not fit its answer")
-            value = self._arena.memory.values(landing.place, form.shape, dtype).clone()
-        return Answer(
-            value=value,
-            shape=form.shape,
-            stride=form.stride,
-            dtype=form.dtype,
-            device=form.device,
-            layout=form.layout,
-            type_name=form.type_name,
-            shares_input=form.shares_input,
-            fault=form.fault,
-        )
 
     def close(self) -> None:
         """Kill the process and all that it started."""
@@ -253,7 +178,7 @@ class Worker:
         if not isinstance(reply, protocol.Answered):
             raise self._unexpected(reply)
         self._refuse_changes(self._images)
-        answer = self.read(reply.form, landing)
+        answer = read(memory, reply.form, landing)
         if before is not None and earlier is not None and reply.earlier_landed:
             assert before.value is not None
             now = memory.values(earlier.place, before.shape, before.value.dtype)
@@ -378,19 +303,6 @@ class Judge:
                 continue
             self.isolation = ", ".join(filter(None, (note, self._memory_note)))
             return process
-
-
-def answer_bytes(operation: Operation, arguments: Arguments) -> int:
-    """The size of the right answer, found by computing it: shape inference on "meta" imports a compiler first, for seconds."""
-    answer = baseline_of(operation, arguments)
-    return answer.numel() * answer.element_size()
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one dtype hold the same bytes; NaN equals itself."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
 
 
 def _aligned(place: int) -> int:

@@ -5,12 +5,13 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from autokernel.judge.answers import Answer, Times, answer_bytes
 from autokernel.judge.arena import Arena
 from autokernel.judge.baseline import Baseline
 from autokernel.judge.cases import Case
 from autokernel.judge.clock import LONG, SETS, Disputed, Stopwatch, Timing, bytes_of
 from autokernel.judge.gates import record_or_why, right_or_why
-from autokernel.judge.isolated import Answer, Judge, Times, Worker, answer_bytes
+from autokernel.judge.isolated import Judge, Worker
 from autokernel.judge.process import WorkerFault
 from autokernel.kernels import KernelFile
 from autokernel.ops import Arguments, Operation
