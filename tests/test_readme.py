@@ -111,7 +111,7 @@ def test_the_tree_is_what_is_there() -> None:
         f"{folder}{path.name}" for folder in opened for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"
     }
     assert {name for name in shown if not name.endswith("/")} == there
-    assert all((ROOT / folder).is_dir() for folder in folders)
+    assert [name for name in folders if not (ROOT / name).is_dir()] in ([], ["workspace/"])  # made at run time
     inside = {f"autokernel/{path.parent.name}/" for path in (ROOT / "autokernel").glob("*/__init__.py")}
     assert inside <= folders
 
