@@ -183,13 +183,21 @@ def _children() -> list[int]:
     return found
 
 
+def _know_triton() -> None:
+    """Have the hash of Triton itself, half a second's work that its cache remembers, before workers are forked."""
+    triton_key = getattr(triton.runtime.cache, "triton_key", None)  # it is not always there
+    if triton_key is not None:
+        triton_key()
+
+
 def main() -> None:
     for name in LAUNCHED_WITH:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for name in ops.names():
         ops.get(name)
-    assert triton.knobs is not None
+    if not triton.knobs.runtime.interpret:
+        _know_triton()
     # Threads that torch's libraries start at import hold no lock that a worker, which has its own, would wait for.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     gc.collect()
