@@ -1,13 +1,17 @@
-"""Start the judge's warm process. Do not edit. Nothing but the standard library is imported here.
+"""Start the judge's warm process, and the GPU. Do not edit. Nothing but the standard library is imported here.
 
-So `bench.py` can run this file before it imports torch, which takes seconds: the warm process imports it meanwhile.
+So `bench.py` can run this file before it imports torch, which takes seconds: the warm process imports it meanwhile, and the
+driver makes its context.
 """
 
 import atexit
+import contextlib
+import ctypes
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,4 +48,13 @@ def start() -> "tuple[socket.socket, subprocess.Popen[bytes]]":
             pass_fds=(theirs.fileno(),),
         )
     atexit.register(process.kill)  # nothing happens if it has ended
+    threading.Thread(target=_wake_gpu, daemon=True).start()
     return ours, process
+
+
+def _wake_gpu() -> None:
+    """Have this process's context on the first GPU, which torch will find and use; nothing where there is no driver."""
+    with contextlib.suppress(OSError):
+        cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        if cuda.cuInit(0) == 0:
+            cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
