@@ -1,7 +1,7 @@
 """Judge a kernel: five correctness gates, then its speed against PyTorch and the roofline; one row of results.tsv.
 
     uv run bench.py                            kernel.py, as an answer to the plan's current target
-    uv run bench.py --target kernel_matmul_1   workspace/kernel_matmul_1.py, as an answer to that target
+    uv run bench.py --target kernel_matmul_1   workspace/kernel_matmul_1.py, as an answer to that target; or several targets
     uv run bench.py --kernel softmax           a starter, on the operation's standard shapes
     uv run bench.py --all                      all starters, in all dtypes, with a table last
     uv run bench.py --quick                    smoke and shape sweep alone: never a PASS, no row
@@ -47,7 +47,7 @@ FIGURES = """
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--target", metavar="NAME", help="judge workspace/NAME.py as an answer to the plan's target NAME")
+    which.add_argument("--target", metavar="NAME", nargs="+", help="judge workspace/NAME.py as an answer to the plan's target")
     which.add_argument("--kernel", metavar="OP", help="judge the starter of this operation")
     which.add_argument("--all", action="store_true", help="judge all starters")
     parser.add_argument("--dtype", choices=[hardware.dtype_name(d) for d in cases.DTYPES], help="timed dtype (float16)")
@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--description", default="", help="what was changed, for the row")
     parser.add_argument("--tag", default="", help="a label for the row, such as the name of a night")
     given = parser.parse_args(argv)
-    if given.all and given.incumbent:
-        raise InputError("--incumbent compares one kernel: name it with --kernel or --target instead of --all")
+    if given.incumbent and (given.all or len(given.target or ()) > 1):
+        raise InputError("--incumbent compares one kernel: name it with --kernel or --target")
     options = Options(
         quick=given.quick,
         allow_torch=given.allow_torch,
@@ -70,30 +70,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if given.all:
         return _judge_all(options, given.description, given.tag)
-    path, target = _choose(given.target, given.kernel)
-    if target is not None and given.dtype not in (None, target.dtype):
-        raise InputError(f"{target.name} is a {target.dtype} call: leave --dtype out, or use --kernel {target.operation}")
-    kernel = _read(path, target)
+    chosen = []
+    for path, target in _choose(given.target, given.kernel):
+        if target is not None and given.dtype not in (None, target.dtype):
+            raise InputError(f"{target.name} is a {target.dtype} call: leave --dtype out, or use --kernel {target.operation}")
+        chosen.append((_read(path, target), target))
     if given.incumbent:
-        options = Options(**{**vars(options), "incumbent": _incumbent(given.incumbent, kernel)})
+        options = Options(**{**vars(options), "incumbent": _incumbent(given.incumbent, chosen[0][0])})
+    passed = True
     with _session() as session:
-        verdict = _judge_one(session, kernel, target, given.dtype or "float16", options)
-        verdict.seconds = max(verdict.seconds, _since_start())
-    _print(verdict)
-    _record(verdict, given.description, given.tag)
-    return cli.OK if verdict.status is Status.PASS else cli.FAILED
+        for number, (kernel, target) in enumerate(chosen):
+            verdict = _judge_one(session, kernel, target, given.dtype or "float16", options)
+            if number:
+                print()
+            else:
+                verdict.seconds = max(verdict.seconds, _since_start())  # the first has waited for the imports too
+            _print(verdict)
+            _record(verdict, given.description, given.tag)
+            passed &= verdict.status is Status.PASS
+    return cli.OK if passed else cli.FAILED
 
 
-def _choose(target_name: str | None, operation: str | None) -> tuple[Path, Target | None]:
-    """The file to judge and the target that it answers, if any."""
+def _choose(names: Sequence[str] | None, operation: str | None) -> list[tuple[Path, Target | None]]:
+    """The files to judge and the targets that they answer, if any."""
     if operation is not None:
-        return kernels.starter(operation), None
-    if target_name is not None:
-        return WORKSPACE / f"{target_name}.py", _target(load(Plan), target_name)
-    plan = load_if_there(Plan)
-    if plan is None or plan.current is None:
-        return kernels.KERNEL, None
-    return kernels.KERNEL, _target(plan, plan.current)
+        return [(kernels.starter(operation), None)]
+    if names is not None:
+        plan = load(Plan)
+        return [(WORKSPACE / f"{name}.py", _target(plan, name)) for name in names]
+    there = load_if_there(Plan)
+    if there is None or there.current is None:
+        return [(kernels.KERNEL, None)]
+    return [(kernels.KERNEL, _target(there, there.current))]
 
 
 def _target(plan: Plan, name: str) -> Target:

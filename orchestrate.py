@@ -215,14 +215,14 @@ def _logs() -> Path:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a stage ended: its exit status and its `key: value` lines."""
+    """How a stage ended: its exit status and its standard output."""
 
     status: int
-    values: dict[str, str]
+    said: str
 
 
 def run_pipeline(model_arguments: Sequence[str]) -> int:
-    """Profile, extract, bench each extracted kernel, verify, report; each stage in a process of its own."""
+    """Profile, extract, bench the extracted kernels, verify, report; each stage in a process of its own."""
     shutil.rmtree(_logs(), ignore_errors=True)
     machine = state.load_if_there(Machine)
     if (machine is None or machine.device != hardware.device().type) and not _needed("prepare.py"):
@@ -233,15 +233,8 @@ def run_pipeline(model_arguments: Sequence[str]) -> int:
     state.path_of(Verification).unlink(missing_ok=True)
     if not _needed("extract.py", "--top", "5"):
         return cli.FAILED
-    verdicts = {}
-    for target in state.load(Plan).targets:
-        outcome = _stage("bench.py", "--target", target.name)
-        verdict = outcome.values.get("correctness", "CRASH")
-        # the exit status has the last word: a judge that died after its verdict was printed has not passed anything
-        verdicts[target.name] = "CRASH" if verdict == "PASS" and outcome.status != cli.OK else verdict
-        speedup = outcome.values.get("speedup_vs_pytorch", report.UNMEASURED)
-        why = "" if verdict == "PASS" else f" ({outcome.values.get('reason', 'see its log')})"
-        cli.note(f"  {target.name}: {verdicts[target.name]}{why}, speed-up over PyTorch: {speedup}")
+    names = [target.name for target in state.load(Plan).targets]
+    verdicts = _verdicts(_stage("bench.py", "--target", *names), names)
     verified = _stage("verify.py")
     print(write_report())
     for name, verdict in verdicts.items():
@@ -255,6 +248,21 @@ def run_pipeline(model_arguments: Sequence[str]) -> int:
     correct = verified.status == cli.OK and verification is not None and verification.correct
     passed = correct and all(verdict == "PASS" for verdict in verdicts.values())
     return cli.OK if passed else cli.FAILED
+
+
+def _verdicts(outcome: Outcome, names: Sequence[str]) -> dict[str, str]:
+    """Target -> verdict. A PASS counts if its row was written, and the exit status agrees with all the verdicts."""
+    blocks = [dict(re.findall(r"^(\w+): (.*)$", block, flags=re.MULTILINE)) for block in outcome.said.split("\n\n")]
+    judged = {block["target"]: block for block in blocks if {"target", "correctness", "experiment"} <= block.keys()}
+    verdicts = {name: judged[name]["correctness"] if name in judged else "CRASH" for name in names}
+    all_passed = all(verdict == "PASS" for verdict in verdicts.values())
+    if outcome.status != (cli.OK if all_passed else cli.FAILED):  # a judge that died in the end has not passed anything
+        verdicts = {name: "CRASH" if verdict == "PASS" else verdict for name, verdict in verdicts.items()}
+    for name, verdict in verdicts.items():
+        block = judged.get(name, {})
+        why = "" if verdict == "PASS" else f" ({block.get('reason', 'see its log')})"
+        cli.note(f"  {name}: {verdict}{why}, speed-up over PyTorch: {block.get('speedup_vs_pytorch', report.UNMEASURED)}")
+    return verdicts
 
 
 def _needed(script: str, *arguments: str) -> bool:
@@ -286,12 +294,13 @@ def _stage(script: str, *arguments: str) -> Outcome:
         listener.start()
         said = process.stdout.read()
         listener.join()
-    _log(script, arguments, said, progress)
+    log = "\n".join((" ".join((script, *arguments)), said, *progress)) + "\n"
+    state.write_text(_logs() / f"{Path(script).stem}.log", log)
     if process.returncode == cli.BAD_INPUT:
         sentences = [found[1] for line in progress if (found := re.match(r"(?:\S+: )?error: (.*)", line))]
         raise InputError(sentences[-1] if sentences else f"{script} refused its input: see {_shown(_logs())}/")
     cli.note(f"  {script} took {time.monotonic() - started:.0f} s")
-    return Outcome(process.returncode, dict(re.findall(r"^(\w+): (.*)$", said, flags=re.MULTILINE)))
+    return Outcome(process.returncode, said)
 
 
 def _pass_on(stream: IO[str], lines: list[str]) -> None:
@@ -299,11 +308,6 @@ def _pass_on(stream: IO[str], lines: list[str]) -> None:
         lines.append(line.rstrip())
         if not line.startswith("error: "):  # the sentence of bad input is ours to print, once, at the end
             cli.note(f"  {line.rstrip()}")
-
-
-def _log(script: str, arguments: Sequence[str], said: str, progress: Sequence[str]) -> None:
-    name = "_".join((Path(script).stem, *(argument for argument in arguments if argument.startswith("kernel_"))))
-    state.write_text(_logs() / f"{name}.log", "\n".join((" ".join((script, *arguments)), said, *progress)) + "\n")
 
 
 if __name__ == "__main__":

@@ -148,6 +148,7 @@ def test_tools_that_are_not_there_are_named(stage: Stage, project) -> None:
             "reduce.py is a kernel for reduce, not for softmax",
         ),
         (("--all", "--incumbent", "kernels/reduce.py"), None, "--incumbent compares one kernel"),
+        (("--target", "a", "b", "--incumbent", "kernels/reduce.py"), None, "--incumbent compares one kernel"),
     ],
 )
 def test_bad_input(stage: Stage, project, arguments, plan, sentence: str) -> None:

@@ -273,7 +273,19 @@ def make_stages(here: Path, **bodies: str) -> None:
         (here / f"{name}.py").write_text(STAGE.format(name=name, body=bodies.get(name, "")))
 
 
-JUDGE = 'print("correctness: {verdict}")\nsys.exit({status})'
+# A judge: the verdict of each target by its operation, and with `row` a row for it.
+JUDGE = """
+for name in sys.argv[2:]:
+    verdict = {verdicts}[name.split("_")[1]]
+    print(f"target: {{name}}\\ncorrectness: {{verdict}}\\nreason: none")
+    if {row}:
+        print("experiment: 1\\n")
+sys.exit({status})
+"""
+
+
+def judge(matmul: str, softmax: str, status: int, row: bool = True) -> str:
+    return JUDGE.format(verdicts={"matmul": matmul, "softmax": softmax}, status=status, row=row)
 
 
 def run_with(here: Path, **bodies: str) -> int:
@@ -283,31 +295,31 @@ def run_with(here: Path, **bodies: str) -> int:
 
 
 def test_run_goes_on_after_a_kernel_that_failed_and_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    judge = 'good = "softmax" in sys.argv[2]\nprint("correctness:", "PASS" if good else "FAIL")\nsys.exit(not good)'
-    assert run_with(here, bench=judge) == 1
+    assert run_with(here, bench=judge("FAIL", "PASS", status=1)) == 1
     captured = capsys.readouterr()
     said = values(captured.out)
     assert (said["kernel_matmul_1"], said["kernel_softmax_2"]) == ("FAIL", "PASS")
     assert said["verification"] == "CRASH"  # this one wrote no verification.json
     assert "progress of verify" in captured.err
-    assert "said: by bench" in (here / "workspace" / "logs" / "bench_kernel_matmul_1.log").read_text()
+    assert "said: by bench" in (here / "workspace" / "logs" / "bench.log").read_text()
 
 
 @pytest.mark.parametrize("name", ["prepare", "profile", "extract"])
 def test_run_ends_at_a_stage_that_crashed(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert run_with(here, **{name: "raise ValueError"}) == 1
     assert values(capsys.readouterr().out)[name].startswith("CRASH")
-    assert not (here / "workspace" / "logs" / "bench_kernel_matmul_1.log").exists()
+    assert not (here / "workspace" / "logs" / "bench.log").exists()
 
 
-def test_a_pass_with_another_exit_status_is_a_crash(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_with(here, bench=JUDGE.format(verdict="PASS", status=1)) == 1
-    assert values(capsys.readouterr().out)["kernel_matmul_1"] == "CRASH"
+@pytest.mark.parametrize("died", [judge("PASS", "PASS", 1), judge("FAIL", "PASS", 0), judge("PASS", "PASS", 0, row=False)])
+def test_a_pass_of_a_judge_that_died_is_a_crash(here: Path, capsys: pytest.CaptureFixture[str], died: str) -> None:
+    assert run_with(here, bench=died) == 1
+    assert values(capsys.readouterr().out)["kernel_softmax_2"] == "CRASH"
 
 
 def test_run_forgets_what_an_earlier_run_verified(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(here, VERIFIED)
-    assert run_with(here, bench=JUDGE.format(verdict="PASS", status=0)) == 1
+    assert run_with(here, bench=judge("PASS", "PASS", status=0)) == 1
     assert values(capsys.readouterr().out)["verification"] == "CRASH"
 
 
