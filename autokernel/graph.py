@@ -18,6 +18,11 @@ aten = torch.ops.aten
 _NOTES = {aten._assert_tensor_metadata.default}
 _IDENTITIES = {aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
 _CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
+_POINTWISE = {
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add.Scalar, aten.mul.Scalar),
+    *(aten.pow.Tensor_Scalar, aten.square.default, aten.neg.default, aten.exp.default, aten.tanh.default, aten.erf.default),
+    *(aten.sigmoid.default, aten.relu.default, aten.silu.default, aten.gelu.default),
+}
 
 
 def _unchanged(value: Any) -> Any:
@@ -121,6 +126,49 @@ def site(node: fx.Node) -> str:
         return ""
     path = next(reversed(list(stack.values())))[0]
     return path.removeprefix("L['self']").removeprefix(".")
+
+
+def pointwise(
+    output: Any, limit: int = 16
+) -> tuple[fx.Node, tuple[fx.Node, ...], Callable[[torch.Tensor], torch.Tensor]] | None:
+    """A function of one tensor, element by element: the node of that tensor, those that compute it, and the function.
+
+    None when `output` is no such function, or one of more than `limit` nodes. Casts count as computing nothing.
+    """
+    inside: set[fx.Node] = set()
+    sources: set[fx.Node] = set()
+    stack = [output]
+    while stack:
+        node = stack.pop()
+        if node in inside or node in sources:
+            continue
+        is_cast = through_casts(node) is not node
+        if not is_tensor(node) or not value(node).is_floating_point() or not (is_cast or is_call(node, *_POINTWISE)):
+            sources.add(node)
+            continue
+        inside.add(node)
+        stack.extend(node.all_input_nodes)
+        if len(inside) > limit:
+            return None
+    if len(sources) != 1 or not inside:
+        return None
+    (source,) = sources
+    if not is_tensor(source) or any(value(node).shape != value(source).shape for node in inside):
+        return None
+    order = tuple(node for node in source.graph.nodes if node in inside)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        results: dict[fx.Node, torch.Tensor] = {source: x}
+        for node in order:
+            before = through_casts(node)
+            if before is not node:
+                results[node] = results[node.args[0]]  # type: ignore[index]
+                continue
+            args: Any = map_aggregate(node.args, lambda item: results[item] if isinstance(item, fx.Node) else item)
+            results[node] = node.target(*args, **node.kwargs)  # type: ignore[operator]
+        return results[output]
+
+    return source, order, function
 
 
 def constant(node: Any, limit: int = 1 << 26) -> torch.Tensor | None:

@@ -1,5 +1,6 @@
 """flash_attention and fused_mlp in a captured graph: each form is found, and what only looks like one is left alone."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -224,6 +225,16 @@ def mlp(activation: str, gated: bool, b_up: bool = False, b_down: bool = False) 
     return {**sizes, "gated": gated, "b_up": b_up, "b_down": b_down, "activation": activation}
 
 
+def gelu_new(x: Tensor) -> Tensor:
+    """As GPT-2 of Hugging Face has it."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+def gelu_fast(x: Tensor) -> Tensor:
+    """The same with fewer products, as BERT's descendants have it."""
+    return 0.5 * x * (1.0 + torch.tanh(x * 0.7978845608 * (1.0 + 0.044715 * x * x)))
+
+
 MLP_FOUND: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "SwiGLU": (lambda: MLP(lambda gate, up: F.silu(gate) * up), mlp("silu", True)),
     "gate on the right": (lambda: MLP(lambda gate, up: up * F.silu(gate)), mlp("silu", True)),
@@ -237,6 +248,11 @@ MLP_FOUND: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "relu, square": (lambda: Plain(lambda up, _: F.relu(up).square()), mlp("relu2", False)),
     "relu, power of two": (lambda: Plain(lambda up, _: F.relu(up) ** 2), mlp("relu2", False)),
     "relu times itself": (lambda: Plain(lambda up, _: (lambda r: r * r)(F.relu(up))), mlp("relu2", False)),
+    "silu, written out": (lambda: MLP(lambda gate, up: gate * torch.sigmoid(gate) * up), mlp("silu", True)),
+    "gelu, written out": (lambda: Plain(lambda up, _: up * 0.5 * (1 + torch.erf(up / 2**0.5))), mlp("gelu", False)),
+    "gelu tanh, written out": (lambda: Plain(lambda up, _: gelu_new(up)), mlp("gelu_tanh", False)),
+    "gelu tanh, factored": (lambda: Plain(lambda up, _: gelu_fast(up)), mlp("gelu_tanh", False)),
+    "gelu tanh in float32": (lambda: Plain(lambda up, _: gelu_new(up.double()).float()), mlp("gelu_tanh", False)),
     "Conv1D": (Conv1D, mlp("gelu_tanh", False, True, True)),
 }
 
@@ -278,6 +294,8 @@ MLP_LEFT_ALONE: dict[str, Callable[[], nn.Module]] = {
     "gate and up of different inputs": lambda: TwoInputs(swiglu),
     "hidden values used elsewhere": lambda: HiddenReturned(swiglu),
     "up used elsewhere": lambda: UpReturned(swiglu),
+    "nearly gelu": lambda: Plain(lambda up, _: up * torch.sigmoid(1.702 * up)),
+    "gelu tanh with another constant": lambda: Plain(lambda up, _: 0.5 * up * (1 + torch.tanh(0.8 * (up + 0.044715 * up**3)))),
     "another activation": lambda: Plain(lambda up, _: F.relu(up)),
     "gate without an activation": lambda: MLP(lambda gate, up: gate * up),
     "activation after the product": lambda: MLP(lambda gate, up: F.silu(gate * up) + 1),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
+import reference
 from autokernel import graph
 from autokernel.graph import Region, aten
 from autokernel.inputs import InputMaker
@@ -184,19 +186,18 @@ def _projection(node: Any) -> _Projection | None:
 
 
 def _activation(node: Any, path: list[fx.Node]) -> tuple[str, Any] | None:
-    """Name and argument of the activation that `node` computes; its nodes are appended to `path` if it does."""
-    if graph.is_call(node, aten.silu.default):
-        path.append(node)
-        return "silu", node.args[0]
-    if graph.is_call(node, aten.gelu.default):
-        path.append(node)
-        return "gelu_tanh" if graph.argument(node, 1, "approximate", "none") == "tanh" else "gelu", node.args[0]
-    squared = graph.is_call(node, aten.square.default)
-    squared = squared or (graph.is_call(node, aten.pow.Tensor_Scalar) and node.args[1] == 2)
-    squared = squared or (graph.is_call(node, aten.mul.Tensor) and node.args[0] is node.args[1])
-    if squared and graph.is_call(node.args[0], aten.relu.default):
-        path.extend((node, node.args[0]))
-        return "relu2", node.args[0].args[0]
+    """Name and argument of the activation that `node` computes, written out or not; its nodes are appended to `path`."""
+    found = graph.pointwise(node)
+    if found is None:
+        return None
+    source, nodes, function = found
+    points = torch.linspace(-8, 8, 1001, dtype=torch.float64)
+    values = function(points)
+    for name, activation in reference.ACTIVATIONS.items():
+        # far below what tells one activation from another, and above what the digits of a written constant leave out
+        if torch.allclose(values, activation(points), rtol=1e-6, atol=1e-7):
+            path.extend(nodes)
+            return name, source
     return None
 
 
