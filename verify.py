@@ -3,33 +3,39 @@
     uv run verify.py                 the model of workspace/plan.json, or any other that makes the same calls:
     uv run verify.py --model models/gpt2.py --class-name GPT2 --input-shape 1,1024 --dtype float16
     uv run verify.py --diagnose      also: the error of each kernel in its place, and which one is at fault
+    uv run verify.py --compile none  without torch.compile, which takes a while; `max-autotune` for more of it
 
+On a GPU, PyTorch's ways to run the model (eager, in a CUDA graph, torch.compile) are timed in turn with ours, which uses those
+kernels that make the whole model faster. `speedup_end_to_end` is the fastest of ours over the fastest of theirs.
 Exit status: 0 correct, 1 not, 2 bad input.
 """
 
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import torch
 
-from autokernel import cli, diagnosis, hardware, memory, models, state, verification, walltime
+from autokernel import cli, contest, diagnosis, hardware, memory, models, state, verification
 from autokernel.capture import Capture, NotCapturable, capture
+from autokernel.contest import Contest
 from autokernel.errors import InputError
 from autokernel.judge import cases
 from autokernel.models import LoadedModel
 from autokernel.state import Plan, Replacement, Verification
 from autokernel.substitute import Substitution, substitute
 from autokernel.verification import Accuracy, Choice, Inputs
-from autokernel.walltime import Speed
 
 UNMEASURED = "unmeasured"
+KEY = str.maketrans({".": "_", " ": "_", "-": "_"})
+# Modes of torch.compile that are timed, by what --compile says.
+MODES = {"none": (), "default": ("default", "reduce-overhead"), "max-autotune": ("default", "reduce-overhead", "max-autotune")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__)
     models.add_model_arguments(parser, required=False)
     parser.add_argument("--diagnose", action="store_true", help="say which kernel is at fault")
+    parser.add_argument("--compile", choices=MODES, default="default", help="how far torch.compile is tried on a GPU")
     arguments = parser.parse_args(argv)
     plan = state.load(Plan)
     source = models.source_of(arguments) if models.given(arguments) else plan.source
@@ -40,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     batches = [models.inputs(loaded, seed) for seed in seeds]
     models.run(loaded, *batches[0])  # says why the inputs do not fit the model
     try:
-        return verify(plan, loaded, seeds, batches, arguments.diagnose)
+        return verify(plan, loaded, seeds, batches, arguments.diagnose, MODES[arguments.compile])
     except RuntimeError as fault:
         if not memory.is_shortage(fault):
             raise
@@ -50,7 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         ) from None
 
 
-def verify(plan: Plan, loaded: LoadedModel, seeds: Sequence[int], batches: Sequence[Inputs], diagnose: bool) -> int:
+def verify(
+    plan: Plan, loaded: LoadedModel, seeds: Sequence[int], batches: Sequence[Inputs], diagnose: bool, modes: Sequence[str]
+) -> int:
+    """Check and time the model with the plan's kernels in it; the exit status."""
     captured = captured_model(loaded, batches[0])
     choice = verification.choose(plan, captured)
     for name, reason in choice.left_out.items():
@@ -64,6 +73,10 @@ def verify(plan: Plan, loaded: LoadedModel, seeds: Sequence[int], batches: Seque
     substitution = substitute(captured, choice.kernels(), choice.targets())
     accuracy = verification.check(loaded.model, substitution, batches, exact)
     replacements = replacements_of(choice, substitution)
+    held = Contest(())
+    if accuracy.correct and loaded.source.device == "cuda":
+        held = hold_contest(loaded, captured, choice, batches, modes)
+        accuracy = in_use(loaded, captured, choice, batches, exact, held) or accuracy
     say_accuracy(accuracy, seeds, choice, substitution)
     if diagnose and not accuracy.fault:
         dtype = verification.exact_dtype(hardware.dtype(loaded.source.dtype))
@@ -72,10 +85,7 @@ def verify(plan: Plan, loaded: LoadedModel, seeds: Sequence[int], batches: Seque
     elif not accuracy.correct and not accuracy.fault:
         cli.note("`uv run verify.py --diagnose` says which kernel is at fault")
 
-    speed = graphs = None
-    if accuracy.correct and loaded.source.device == "cuda":
-        speed, graphs = time_models(loaded, substitution, batches)
-    say_speed(speed, graphs)
+    say_contest(held)
     saved = state.save(
         Verification(
             source=loaded.source,
@@ -91,13 +101,12 @@ def verify(plan: Plan, loaded: LoadedModel, seeds: Sequence[int], batches: Seque
             left_out=choice.left_out,
             sites_found=choice.sites_found,
             sites_replaced=len(substitution.sites),
-            eager_ms=speed.eager_ms if speed else None,
-            ours_ms=speed.ours_ms if speed else None,
-            speedup=speed.speedup if speed else None,
-            speedup_low=speed.low if speed else None,
-            speedup_high=speed.high if speed else None,
-            eager_graph_ms=graphs.eager_ms if graphs else None,
-            ours_graph_ms=graphs.ours_ms if graphs else None,
+            ways=held.ways,
+            theirs=held.theirs,
+            ours=held.ours,
+            speedup=held.speed.speedup if held.speed else None,
+            speedup_low=held.speed.low if held.speed else None,
+            speedup_high=held.speed.high if held.speed else None,
         )
     )
     cli.say("verification", saved)
@@ -131,22 +140,35 @@ def replacements_of(choice: Choice, substitution: Substitution) -> tuple[Replace
     return tuple(replacements)
 
 
-def time_models(loaded: LoadedModel, substitution: Substitution, batches: Sequence[Inputs]) -> tuple[Speed, Speed | None]:
-    """Eager against ours, launched from Python and in CUDA graphs."""
+def hold_contest(
+    loaded: LoadedModel, captured: Capture, choice: Choice, batches: Sequence[Inputs], modes: Sequence[str]
+) -> Contest:
+    """Time every way to run the model; ours with the kernels that make it faster."""
+    names = [chosen.target.name for chosen in choice.chosen]
+    return contest.hold(loaded.model, names, lambda used: with_kernels(captured, choice, used).module, batches, modes)
 
-    def run(forward: Any, repeat: int) -> None:
-        args, kwargs = batches[repeat % len(batches)]
-        forward(*args, **kwargs)
 
-    def eager(repeat: int) -> None:
-        run(loaded.model, repeat)
+def with_kernels(captured: Capture, choice: Choice, used: Collection[str]) -> Substitution:
+    """The model with the kernels of these targets alone."""
+    targets = choice.targets()
+    kernels = {region: kernel for region, kernel in choice.kernels().items() if targets[region] in used}
+    return substitute(captured, kernels, targets)
 
-    def ours(repeat: int) -> None:
-        run(substitution.module, repeat)
 
-    cli.note("timing")
-    with torch.no_grad():
-        return walltime.time_both(eager, ours), walltime.time_graphs(eager, ours)
+def in_use(
+    loaded: LoadedModel,
+    captured: Capture,
+    choice: Choice,
+    batches: Sequence[Inputs],
+    exact: Sequence[list[torch.Tensor]],
+    held: Contest,
+) -> Accuracy | None:
+    """The accuracy of the model with the kernels of our fastest way, if that is not right; it may use some of them only."""
+    used = next((way.kernels for way in held.ways if way.name == held.ours), ())
+    if not used or len(used) == len(choice.chosen):
+        return None
+    accuracy = verification.check(loaded.model, with_kernels(captured, choice, used), batches, exact)
+    return None if accuracy.correct else accuracy
 
 
 def say_accuracy(accuracy: Accuracy, seeds: Sequence[int], choice: Choice, substitution: Substitution) -> None:
@@ -178,17 +200,22 @@ def say_diagnosis(found: diagnosis.Diagnosis) -> None:
     cli.say("guilty", found.guilty or "none")
 
 
-def say_speed(speed: Speed | None, graphs: Speed | None) -> None:
-    cli.say("eager_ms", _number(speed.eager_ms if speed else None, ".4f"))
-    cli.say("ours_ms", _number(speed.ours_ms if speed else None, ".4f"))
+def say_contest(held: Contest) -> None:
+    """A line for each way, then the fastest of either side."""
+    for way in held.ways:
+        key = way.name.lower().replace(" in a cuda graph", "_graph").translate(KEY) + "_ms"
+        cli.say(key, _number(way.ms, ".4f") + (f" ({way.note})" if way.note else ""))
+        if way.kernels:
+            cli.say(key.removesuffix("_ms") + "_kernels", " ".join(way.kernels))
+        for name, why in way.dropped.items():
+            cli.say(key.removesuffix("_ms") + "_not_used", f"{name}: {why}")
+    speed = held.speed
+    cli.say("fastest_theirs", held.theirs or UNMEASURED)
+    cli.say("fastest_ours", held.ours or ("none: no kernel makes the model faster" if held.ways else UNMEASURED))
     cli.say("speedup_end_to_end", _number(speed.speedup if speed else None, ".4f"))
     cli.say("speedup_low", _number(speed.low if speed else None, ".4f"))
     cli.say("speedup_high", _number(speed.high if speed else None, ".4f"))
     cli.say("end_to_end", speed.verdict if speed else UNMEASURED)
-    cli.say("eager_graph_ms", _number(graphs.eager_ms if graphs else None, ".4f"))
-    cli.say("ours_graph_ms", _number(graphs.ours_ms if graphs else None, ".4f"))
-    cli.say("speedup_in_graphs", _number(graphs.speedup if graphs else None, ".4f"))
-    cli.say("in_graphs", graphs.verdict if graphs else UNMEASURED)
 
 
 def _number(value: float | None, form: str, missing: str = UNMEASURED) -> str:

@@ -209,20 +209,22 @@ def _verification(plan: Plan | None, v: Verification | None) -> str:
     if plan is not None and plan.source != v.source:
         lines.append(f"This is of another model ({source_text(v.source)}): run `{Verification.MADE_BY}` again.")
     error, plain, limit = (f"{value:.3g}" for value in (v.error, v.error_without, v.error_limit))
-    eager, ours, eager_graph, ours_graph = (
-        figure(value, ".3f", " ms") for value in (v.eager_ms, v.ours_ms, v.eager_graph_ms, v.ours_graph_ms)
-    )
     lines += [
         f"Verification: {verdict(v)}. Relative error against {v.exact_dtype}: {error} with the kernels, {plain} without, "
         f"limit {limit}.",
         f"Sites replaced: {v.sites_replaced} of {v.sites_found}.",
-        f"Forward pass: eager {eager}, ours {ours}; in a CUDA graph eager {eager_graph}, ours {ours_graph}.",
-        f"Speed-up end to end: {speedup_text(v)}.",
+        f"Speed-up end to end, the fastest way with kernels over the fastest without: {speedup_text(v)}.",
     ]
     parts = [title, _list(lines)]
     if v.replacements:
         rows = [(r.target, r.verdict, len(r.sites), sum(r.calls), sites_text(r.sites)) for r in v.replacements]
         parts.append(table(("kernel", "verdict", "sites", "calls", "where"), rows))
+    if v.ways:
+        ways = ((w.name, figure(w.ms, ".3f"), ", ".join(w.kernels), w.note) for w in v.ways)
+        parts.append(table(("forward pass", "ms", "with the kernels", "why not"), ways))
+    dropped = [(way.name, name, why) for way in v.ways for name, why in way.dropped.items()]
+    if dropped:
+        parts.append(table(("forward pass", "kernel not used", "why"), dropped))
     if v.left_out:
         parts.append(table(("left out", "why"), v.left_out.items()))
     return "\n\n".join(parts)
@@ -234,9 +236,9 @@ def verdict(verification: Verification) -> str:
 
 
 def speedup_text(verification: Verification) -> str:
-    """`1.08x (1.05 to 1.11)`, or `unmeasured`."""
+    """`1.08x (1.05 to 1.11)`, `none (no kernel makes the model faster)`, or `unmeasured`."""
     if verification.speedup is None:
-        return UNMEASURED
+        return "none (no kernel makes the model faster)" if verification.ways and not verification.ours else UNMEASURED
     interval = f" ({figure(verification.speedup_low, '.2f')} to {figure(verification.speedup_high, '.2f')})"
     return f"{verification.speedup:.2f}x{interval}"
 

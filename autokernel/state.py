@@ -188,6 +188,17 @@ class Replacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     calls: tuple[int, ...]  # one for each site, in one forward pass
 
 
+class Way(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One way to run the model, and how long a forward pass takes."""
+
+    name: str  # such as "eager in a CUDA graph"
+    ours: bool  # with kernels in it
+    ms: float | None = None  # median; None: unmeasured
+    kernels: tuple[str, ...] = ()  # the targets whose kernels are in it
+    dropped: dict[str, str] = {}  # target -> why its kernel is not, although it is correct
+    note: str = ""  # why it is unmeasured
+
+
 class Verification(State, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """verification.json: the model with the kernels in it against the model without."""
 
@@ -207,13 +218,12 @@ class Verification(State, frozen=True, forbid_unknown_fields=True, kw_only=True)
     left_out: dict[str, str]  # target -> why it was not put in
     sites_found: int
     sites_replaced: int
-    eager_ms: float | None  # medians; None: unmeasured
-    ours_ms: float | None
-    speedup: float | None
-    speedup_low: float | None  # 95% bootstrap interval
-    speedup_high: float | None
-    eager_graph_ms: float | None = None  # the same two in a CUDA graph; None: unmeasured or not capturable
-    ours_graph_ms: float | None = None
+    ways: tuple[Way, ...] = ()  # empty: unmeasured
+    theirs: str = ""  # the fastest way of PyTorch's
+    ours: str = ""  # the fastest with kernels; "" when none of them makes the model faster
+    speedup: float | None = None  # of `ours` over `theirs`
+    speedup_low: float | None = None  # 95% bootstrap interval
+    speedup_high: float | None = None
 
 
 AnyState = TypeVar("AnyState", bound=State)

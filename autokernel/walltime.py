@@ -1,27 +1,27 @@
-"""Is the model faster? Wall time of a whole forward pass, the two models in turn, eager and in CUDA graphs."""
+"""How long does a whole forward pass take? Wall time of several ways to run it, in turn, and in CUDA graphs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
-from autokernel import cli
 from autokernel.judge.clock import ratio_of_medians
-from autokernel.substitute import SiteFault
 
 WARMUP = 3
-LEAST_PAIRS, MOST_PAIRS = 20, 200
-BUDGET_S = 20.0  # of timed calls, once the least pairs are done
+LEAST_ROUNDS, MOST_ROUNDS = 20, 200
+
+# A forward pass; it gets the number of the repeat, to choose its inputs.
+Forward = Callable[[int], Any]
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Medians in milliseconds of one forward pass, and eager over ours with its 95% bootstrap interval."""
+    """Medians in milliseconds of one forward pass, and theirs over ours with its 95% bootstrap interval."""
 
-    eager_ms: float
+    theirs_ms: float
     ours_ms: float
     speedup: float
     low: float
@@ -35,42 +35,41 @@ class Speed:
         return "slower" if self.high < 1 else "no measurable difference"
 
 
-def time_both(eager: Callable[[int], Any], ours: Callable[[int], Any]) -> Speed:
-    """Wall time of the two in turn (A B A B ...) on a GPU, synchronised before and after each call.
+def measure(forwards: Mapping[str, Forward], budget_s: float) -> dict[str, list[float]]:
+    """Milliseconds of each, called in turn (A B C A B C ...) and synchronised before and after each call.
 
-    Each gets the number of the repeat, to choose its inputs. At least LEAST_PAIRS pairs after WARMUP, then until BUDGET_S.
+    At least LEAST_ROUNDS rounds after WARMUP, then until `budget_s` seconds of timed calls.
     """
-    forwards = (eager, ours)
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for repeat in range(WARMUP):
-        for forward in forwards:
+        for forward in forwards.values():
             forward(repeat)
-    times: tuple[list[float], list[float]] = ([], [])
+    times: dict[str, list[float]] = {name: [] for name in forwards}
     spent = 0.0
-    for repeat in range(MOST_PAIRS):
-        if repeat >= LEAST_PAIRS and spent > BUDGET_S:
+    for repeat in range(MOST_ROUNDS):
+        if repeat >= LEAST_ROUNDS and spent > budget_s:
             break
-        for forward, measured in zip(forwards, times, strict=True):
-            torch.cuda.synchronize()
+        for name, forward in forwards.items():
+            wait()
             start = time.perf_counter()
             forward(repeat)
-            torch.cuda.synchronize()
-            measured.append(1e3 * (time.perf_counter() - start))
-            spent += measured[-1] / 1e3
-    speedup, low, high = ratio_of_medians(*times)
-    return Speed(median(times[0]), median(times[1]), speedup, low, high)
+            wait()
+            times[name].append(1e3 * (time.perf_counter() - start))
+            spent += times[name][-1] / 1e3
+    return times
 
 
-def time_graphs(eager: Callable[[int], Any], ours: Callable[[int], Any]) -> Speed | None:
-    """The same with each forward pass in a CUDA graph, which takes away the launches; None if one cannot be captured."""
-    try:
-        replays = [_graph_of(forward) for forward in (eager, ours)]
-    except (RuntimeError, SiteFault) as fault:  # a kernel or the model itself waits for the GPU, or memory runs out
-        cli.note(f"no CUDA graph of this model: {(str(fault).splitlines() or [''])[0]}")
-        return None
-    return time_both(*replays)
+def speed_of(theirs: list[float], ours: list[float]) -> Speed:
+    """Two of what `measure` returns, compared."""
+    speedup, low, high = ratio_of_medians(theirs, ours)
+    return Speed(median(theirs), median(ours), speedup, low, high)
 
 
-def _graph_of(forward: Callable[[int], Any]) -> Callable[[int], Any]:
+def graph_of(forward: Forward) -> Forward:
+    """Replays of the forward pass as one CUDA graph, which takes away the launches; always with the inputs of repeat 0.
+
+    RuntimeError, or what the forward pass raises, if it cannot be captured: it waits for the GPU, or memory runs out.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):  # capture needs a warm-up on a stream that is not the default one

@@ -19,6 +19,7 @@ from autokernel.state import (
     UnmatchedRow,
     Verification,
     Versions,
+    Way,
 )
 
 SOURCE = ModelSource(model="models/gpt2.py", class_name="GPT2", input_shape=(1, 32), device="cpu")
@@ -80,8 +81,13 @@ VERIFIED = Verification(
     left_out={"kernel_softmax_2": "its last verdict is FAIL"},
     sites_found=4,
     sites_replaced=3,
-    eager_ms=5.0,
-    ours_ms=4.0,
+    ways=(
+        Way(name="eager", ours=False, ms=5.0),
+        Way(name="torch.compile", ours=False, note="RuntimeError: no compiler"),
+        Way(name="ours", ours=True, ms=4.0, kernels=("kernel_matmul_1",), dropped={"kernel_reduce_3": "the model is slower"}),
+    ),
+    theirs="eager",
+    ours="ours",
     speedup=1.25,
     speedup_low=1.2,
     speedup_high=1.3,
@@ -147,10 +153,17 @@ def test_everything() -> None:
         "Verification: PASS",
         "against float32: 0.001 with the kernels, 0.0009 without, limit 0.002",
         "Sites replaced: 3 of 4",
-        "eager 5.000 ms, ours 4.000 ms; in a CUDA graph eager unmeasured",
-        "Speed-up end to end: 1.25x (1.20 to 1.30)",
+        "Speed-up end to end, the fastest way with kernels over the fastest without: 1.25x (1.20 to 1.30)",
     ):
         assert fact in text
+    assert cells(text, "eager") == ["eager", "5.000", "", ""]
+    assert cells(text, "torch.compile") == ["torch.compile", "unmeasured", "", "RuntimeError: no compiler"]
+    assert [line for line in text.splitlines() if "kernel_reduce_3" in line and "the model is slower" in line]
+
+
+def test_no_kernel_that_makes_the_model_faster_is_said() -> None:
+    none = msgspec.structs.replace(VERIFIED, ours="", speedup=None, speedup_low=None, speedup_high=None)
+    assert "over the fastest without: none (no kernel makes the model faster)." in report.markdown(None, None, None, [], none)
 
 
 def test_an_estimate_is_called_one() -> None:
@@ -162,11 +175,11 @@ def test_an_estimate_is_called_one() -> None:
 
 
 def test_without_a_gpu_no_speed_is_shown() -> None:
-    unmeasured = {"eager_ms": None, "ours_ms": None, "speedup": None, "speedup_low": None, "speedup_high": None}
+    unmeasured = {"ways": (), "theirs": "", "ours": "", "speedup": None, "speedup_low": None, "speedup_high": None}
     plan = msgspec.structs.replace(PLAN, targets=(msgspec.structs.replace(TARGET, roofline_us=None, saved_us=None),))
     verified = msgspec.structs.replace(VERIFIED, replacements=(), **unmeasured)
     text = report.markdown(MACHINE, None, plan, [UNMEASURED], verified)
-    assert "Speed-up end to end: unmeasured." in text
+    assert "over the fastest without: unmeasured." in text
     assert cells(text, "kernel_matmul_1")[3:] == ["50.0%", "PASS", "unmeasured", "1", "500.0", "unmeasured"]
     assert "estimate" not in text
     assert "1.25" not in text

@@ -1,13 +1,10 @@
 """What verify.py is made of: the distance from the exact output, the rule, the exact copy, the clock."""
 
-from collections.abc import Callable, Sequence
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autokernel import verification, walltime
-from autokernel.walltime import Speed
+from autokernel import verification
 
 
 def test_relative_error():
@@ -73,66 +70,6 @@ def test_full_precision_restores_what_was_set():
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-class Clock:
-    """A clock that each forward pass moves on by its own duration."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.order: list[str] = []
-
-    def forward(self, name: str, durations: Sequence[float]) -> Callable[[int], None]:
-        def call(repeat: int) -> None:
-            self.order.append(name)
-            self.now += durations[repeat % len(durations)]
-
-        return call
-
-
-@pytest.mark.parametrize(
-    ("eager", "ours", "verdict"),
-    [
-        ([0.010, 0.011], [0.005, 0.0055], "faster"),
-        ([0.005], [0.010], "slower"),
-        ([0.010, 0.012, 0.011], [0.012, 0.010, 0.011], "no measurable difference"),
-    ],
-)
-def test_the_two_are_timed_in_turn(eager: list[float], ours: list[float], verdict: str, monkeypatch: pytest.MonkeyPatch):
-    clock = Clock()
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(walltime.time, "perf_counter", lambda: clock.now)
-    speed = walltime.time_both(clock.forward("eager", eager), clock.forward("ours", ours))
-    assert clock.order == ["eager", "ours"] * (len(clock.order) // 2)
-    assert walltime.LEAST_PAIRS + walltime.WARMUP <= len(clock.order) // 2 <= walltime.MOST_PAIRS + walltime.WARMUP
-    assert speed.verdict == verdict
-    assert speed.low <= speed.speedup <= speed.high
-    assert speed.eager_ms == pytest.approx(1e3 * sorted(eager)[len(eager) // 2], rel=0.11)
-
-
-def test_the_verdict_needs_an_interval_without_1():
-    assert Speed(2.0, 1.0, speedup=2.0, low=0.99, high=3.0).verdict == "no measurable difference"
-    assert Speed(2.0, 1.0, speedup=2.0, low=1.01, high=3.0).verdict == "faster"
-    assert Speed(1.0, 2.0, speedup=0.5, low=0.4, high=0.99).verdict == "slower"
-
-
-def test_a_model_that_no_cuda_graph_can_hold_is_not_timed_in_one(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def refuse(forward: Callable[[int], None]) -> Callable[[int], None]:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(walltime, "_graph_of", refuse)
-    assert walltime.time_graphs(lambda repeat: None, lambda repeat: None) is None
-    assert "no CUDA graph of this model: operation not permitted" in capsys.readouterr().err
-
-
-def test_a_slow_model_is_timed_for_the_least_number_of_pairs(monkeypatch: pytest.MonkeyPatch):
-    clock = Clock()
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(walltime.time, "perf_counter", lambda: clock.now)
-    walltime.time_both(clock.forward("eager", [30.0]), clock.forward("ours", [30.0]))
-    assert len(clock.order) == 2 * (walltime.LEAST_PAIRS + walltime.WARMUP)
 
 
 def test_tensor_dtype_is_kept_apart_by_cast():

@@ -78,7 +78,7 @@ def test_every_kernel_in_every_model(name: str, capsys: pytest.CaptureFixture[st
     sites = sum(target.count for target in plan.targets)
     assert int(said["sites_found"]) == int(said["sites_replaced"]) == sites
     assert 0 < float(said["error"]) <= float(said["error_limit"])
-    assert said["speedup_end_to_end"] == said["eager_ms"] == said["end_to_end"] == "unmeasured"
+    assert said["speedup_end_to_end"] == said["fastest_ours"] == said["end_to_end"] == "unmeasured"
     verified = state.load(Verification)
     assert verified.correct
     assert verified.exact_dtype == "float32"
@@ -344,11 +344,13 @@ def test_timed_on_a_gpu(capsys: pytest.CaptureFixture[str]):
     plan_for(msgspec.structs.replace(source(), device="cuda"))
     status, said = run(capsys)
     assert status == 0
-    assert float(said["eager_ms"]) > 0
-    assert float(said["ours_ms"]) > 0
-    assert float(said["eager_graph_ms"]) > 0
-    assert float(said["speedup_low"]) <= float(said["speedup_end_to_end"]) <= float(said["speedup_high"])
-    assert said["end_to_end"] in ("faster", "slower", "no measurable difference")
+    for key in ("eager_ms", "eager_graph_ms", "torch_compile_ms", "torch_compile_reduce_overhead_ms"):
+        assert float(said[key]) > 0
+    if said["fastest_ours"].startswith("none"):  # it may well be that no kernel helps a model this small
+        assert said["speedup_end_to_end"] == "unmeasured"
+    else:
+        assert float(said["speedup_low"]) <= float(said["speedup_end_to_end"]) <= float(said["speedup_high"])
+        assert said["end_to_end"] in ("faster", "slower", "no measurable difference")
 
 
 def test_guilt_needs_an_error_above_the_limit():
