@@ -3,6 +3,7 @@
     uv run verify.py                 the model of workspace/plan.json, or any other that makes the same calls:
     uv run verify.py --model models/gpt2.py --class-name GPT2 --input-shape 1,1024 --dtype float16
     uv run verify.py --diagnose      also: the error of each kernel in its place, and which one is at fault
+    uv run verify.py --save DIR      also: a folder of the kernels to use, which autokernel.apply reads in your program
     uv run verify.py --compile none  without torch.compile, which takes a while; `max-autotune` for more of it
 
 On a GPU, PyTorch's ways to run the model (eager, in a CUDA graph, torch.compile) are timed in turn with ours, which uses those
@@ -12,16 +13,17 @@ Exit status: 0 correct, 1 not, 2 bad input.
 
 import secrets
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 import torch
 
-from autokernel import cli, contest, diagnosis, hardware, memory, models, state, verification
+from autokernel import cli, contest, diagnosis, hardware, memory, models, optimized, report, state, verification
 from autokernel.capture import Capture, NotCapturable, capture
 from autokernel.contest import Contest
 from autokernel.errors import InputError
 from autokernel.judge import cases
 from autokernel.models import LoadedModel
-from autokernel.state import Plan, Replacement, Verification
+from autokernel.state import Machine, Plan, Replacement, Verification
 from autokernel.substitute import Substitution, substitute
 from autokernel.verification import Accuracy, Choice, Inputs
 
@@ -35,8 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__)
     models.add_model_arguments(parser, required=False)
     parser.add_argument("--diagnose", action="store_true", help="say which kernel is at fault")
+    parser.add_argument("--save", metavar="DIR", type=Path, help="write the kernels in use, for autokernel.apply")
     parser.add_argument("--compile", choices=MODES, default="default", help="how far torch.compile is tried on a GPU")
     arguments = parser.parse_args(argv)
+    if arguments.save is not None:
+        optimized.refuse_other_folders(arguments.save)
     plan = state.load(Plan)
     source = models.source_of(arguments) if models.given(arguments) else plan.source
     if hardware.dtype(source.dtype) not in cases.dtypes_checked(torch.device(source.device)):
@@ -46,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     batches = [models.inputs(loaded, seed) for seed in seeds]
     models.run(loaded, *batches[0])  # says why the inputs do not fit the model
     try:
-        return verify(plan, loaded, seeds, batches, arguments.diagnose, MODES[arguments.compile])
+        return verify(plan, loaded, seeds, batches, arguments.diagnose, MODES[arguments.compile], arguments.save)
     except RuntimeError as fault:
         if not memory.is_shortage(fault):
             raise
@@ -57,7 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verify(
-    plan: Plan, loaded: LoadedModel, seeds: Sequence[int], batches: Sequence[Inputs], diagnose: bool, modes: Sequence[str]
+    plan: Plan,
+    loaded: LoadedModel,
+    seeds: Sequence[int],
+    batches: Sequence[Inputs],
+    diagnose: bool,
+    modes: Sequence[str],
+    folder: Path | None,
 ) -> int:
     """Check and time the model with the plan's kernels in it; the exit status."""
     captured = captured_model(loaded, batches[0])
@@ -86,31 +97,44 @@ def verify(
         cli.note("`uv run verify.py --diagnose` says which kernel is at fault")
 
     say_contest(held)
-    saved = state.save(
-        Verification(
-            source=loaded.source,
-            gpu=hardware.gpu_name() if loaded.source.device == "cuda" else "cpu",
-            versions=hardware.versions(),
-            correct=accuracy.correct,
-            reason=accuracy.reason,
-            error=verification.finite(accuracy.error),
-            error_without=verification.finite(accuracy.error_without),
-            error_limit=verification.finite(accuracy.limit),
-            exact_dtype=hardware.dtype_name(exact[0][0].dtype),
-            replacements=replacements,
-            left_out=choice.left_out,
-            sites_found=choice.sites_found,
-            sites_replaced=len(substitution.sites),
-            ways=held.ways,
-            theirs=held.theirs,
-            ours=held.ours,
-            speedup=held.speed.speedup if held.speed else None,
-            speedup_low=held.speed.low if held.speed else None,
-            speedup_high=held.speed.high if held.speed else None,
-        )
+    found = Verification(
+        source=loaded.source,
+        gpu=hardware.gpu_name() if loaded.source.device == "cuda" else "cpu",
+        versions=hardware.versions(),
+        correct=accuracy.correct,
+        reason=accuracy.reason,
+        error=verification.finite(accuracy.error),
+        error_without=verification.finite(accuracy.error_without),
+        error_limit=verification.finite(accuracy.limit),
+        exact_dtype=hardware.dtype_name(exact[0][0].dtype),
+        replacements=replacements,
+        left_out=choice.left_out,
+        sites_found=choice.sites_found,
+        sites_replaced=len(substitution.sites),
+        ways=held.ways,
+        theirs=held.theirs,
+        ours=held.ours,
+        speedup=held.speed.speedup if held.speed else None,
+        speedup_low=held.speed.low if held.speed else None,
+        speedup_high=held.speed.high if held.speed else None,
     )
-    cli.say("verification", saved)
+    cli.say("verification", state.save(found))
+    if folder is not None:
+        cli.say("saved", save(folder, found, choice))
     return cli.OK if accuracy.correct else cli.FAILED
+
+
+def save(folder: Path, found: Verification, choice: Choice) -> str:
+    """Write the kernels of our fastest way, or where nothing was timed all of them; says what was written."""
+    if not found.correct:
+        return "nothing: the model is not right with the kernels"
+    way = next((way for way in found.ways if way.name == found.ours), None)
+    if found.ways and way is None:
+        return "nothing: no kernel makes the model faster"
+    used = way.kernels if way else tuple(chosen.target.name for chosen in choice.chosen)
+    text = report.markdown(state.load_if_there(Machine), None, None, [], found)
+    optimized.save(folder, choice, used, found, text)
+    return f"{folder} ({len(used)} kernels)"
 
 
 def captured_model(loaded: LoadedModel, batch: Inputs) -> Capture:

@@ -55,6 +55,8 @@ class Site:
         self.copies = 0
         # Called with each value that leaves the site; for a diagnosis.
         self.watch: Callable[[Tensor], None] | None = None
+        # The same as an operator of torch, for a compiler that traces the graph; None where nobody has registered one.
+        self.operator: Callable[..., Tensor] | None = None
         # What the graph's generated code calls this function.
         self.__name__ = re.sub(r"\W+", "_", f"{target}_at_{name}")
         self._inputs = [
@@ -64,10 +66,14 @@ class Site:
         ]
         expected = graph.value(region.output)
         self._shape, self._dtype, self._device = expected.shape, expected.dtype, expected.device
+        # Shape, strides, dtype and device of the value during capture.
+        self.form = (tuple(expected.shape), tuple(expected.stride()), expected.dtype, expected.device)
         self._stride = expected.stride() if expected.numel() and needs_strides(region.output) else None
 
     def __call__(self, *inputs: Any) -> Tensor:
         """Values of `region.inputs` -> value of `region.output`."""
+        if self.operator is not None and torch.compiler.is_compiling():
+            return self.operator(*inputs)
         for position, shape, dtype in self._inputs:
             value = inputs[position]
             if value.shape != shape or value.dtype != dtype:
