@@ -4,6 +4,7 @@ Tab-separated, a header, one line a row; a tab, newline or backslash inside a te
 quotation mark as \\", so that any reader of tab-separated files sees the same rows. Imports no stage.
 """
 
+import contextlib
 import enum
 import json
 import math
@@ -79,6 +80,10 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     allow_torch: bool = False  # judged with --allow-torch: torch operators may do the work
     isolation: str = UNMEASURED  # what kept the kernel apart from its judge
     seconds: float | None = None  # wall time of the judgement
+    incumbent_sha256: str = ""  # the kernel file that was timed in turn with it, if any
+    speedup_vs_incumbent: float | None = None
+    incumbent_low: float | None = None  # the 95% interval of speedup_vs_incumbent
+    incumbent_high: float | None = None
 
 
 COLUMNS: tuple[str, ...] = Row.__struct_fields__
@@ -93,19 +98,43 @@ def path() -> Path:
 
 
 def append(row: Row) -> int:
-    """Add the row with the next experiment number, which is returned. Safe for any number of processes at once.
+    """Add the row, with the next experiment number unless it has one, which is returned. Safe for many processes at once.
 
     InputError if the file has other columns, or if another process holds the lock for more than a minute.
     """
-    folder = state.ROOT / "workspace"
-    folder.mkdir(parents=True, exist_ok=True)
+    with _locked():
+        return _append_locked(row)
+
+
+def reserve() -> int:
+    """The next experiment number, for a row yet to come, with the folder workspace/experiments/<number>."""
+    with _locked():
+        number = 1 + max((*_numbers(_text().split("\n")), *reserved()), default=0)
+        (state.WORKSPACE / "experiments" / str(number)).mkdir(parents=True)
+    return number
+
+
+def reserved() -> list[int]:
+    """The numbers that have a folder, in order."""
+    folder = state.WORKSPACE / "experiments"
+    names = (entry.name for entry in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(name) for name in names if re.fullmatch(r"[1-9]\d*", name))
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    state.WORKSPACE.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(state.WORKSPACE / ".results.lock")
     try:
-        with filelock.FileLock(folder / ".results.lock", timeout=LOCK_TIMEOUT_S):
-            return _append_locked(row)
+        lock.acquire(timeout=LOCK_TIMEOUT_S)
     except filelock.Timeout:
         raise InputError(
             f"another process holds the lock of {path().name}: end it, or wait for it, and run the command again"
         ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _append_locked(row: Row) -> int:
@@ -117,14 +146,21 @@ def _append_locked(row: Row) -> int:
         _check_header(lines[0])
         # After a crash the last line has no end: it stays as it is, and the new row begins a line of its own.
         prefix = "" if text.endswith("\n") else "\n"
-    numbers = (re.match(r"(\d+)\t", line) for line in lines[1:])
-    experiment = 1 + max((int(found.group(1)) for found in numbers if found), default=0)
+    taken = set(_numbers(lines))
+    if row.experiment in taken:
+        raise ValueError(f"experiment {row.experiment} has its row already")
+    experiment = row.experiment or 1 + max(taken.union(reserved()), default=0)
     line = "\t".join(_write_field(name, getattr(row, name)) for name in COLUMNS[1:])
     with path().open("ab") as file:
         file.write(f"{prefix}{experiment}\t{line}\n".encode(errors="replace"))
         file.flush()
         os.fsync(file.fileno())
     return experiment
+
+
+def _numbers(lines: list[str]) -> Iterator[int]:
+    found = (re.match(r"(\d+)\t", line) for line in lines[1:])
+    return (int(match.group(1)) for match in found if match)
 
 
 def _text() -> str:

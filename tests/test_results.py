@@ -22,6 +22,7 @@ FIRST_COLUMNS = """
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(state, "ROOT", tmp_path)
+    monkeypatch.setattr(state, "WORKSPACE", tmp_path / "workspace")
     return tmp_path
 
 
@@ -61,8 +62,16 @@ def test_numbers_follow_each_other() -> None:
     assert table["tag"].tolist() == ["0", "1", "2"]
 
 
-def test_the_number_in_the_row_is_ignored() -> None:
-    assert results.append(row(experiment=99)) == 1
+def test_a_reserved_number_is_used_once_and_by_nobody_else(root: Path) -> None:
+    results.append(row())
+    assert results.reserve() == 2
+    assert (root / "workspace" / "experiments" / "2").is_dir()
+    assert results.append(row()) == 3
+    assert results.append(row(experiment=2)) == 2
+    assert results.reserve() == 4
+    with pytest.raises(ValueError, match="experiment 2 has its row already"):
+        results.append(row(experiment=2))
+    assert [there.experiment for there in results.rows()] == [1, 3, 2]
 
 
 @pytest.mark.parametrize("status", Status)
@@ -190,7 +199,7 @@ PROCESSES, ROWS_EACH = 8, 5
 
 
 def _append_some(root: Path, writer: int, barrier) -> None:
-    state.ROOT = root
+    state.ROOT, state.WORKSPACE = root, root / "workspace"
     barrier.wait()
     for _ in range(ROWS_EACH):
         results.append(row(tag=f"writer {writer}", description="x" * 3000 + "\n\t"))

@@ -69,6 +69,7 @@ class Verdict:
     timed: Case
     gates: dict[str, GateResult]
     allow_torch: bool
+    incumbent: KernelFile | None = None  # that was to be timed beside it
     status: Status | None = None  # None: a quick run, which ends before the last gates
     reason: str = ""
     figures: Figures | None = None  # None: unmeasured
@@ -101,7 +102,7 @@ def judge(
     began, harness = time.perf_counter(), harness_sha256()
     timed = cases.timed_case(kernel.operation, target, dtype, session.device)
     results_of_gates = {name: GateResult(name) for name in GATES}
-    verdict = Verdict(kernel, target, timed, results_of_gates, options.allow_torch)
+    verdict = Verdict(kernel, target, timed, results_of_gates, options.allow_torch, options.incumbent)
     verdict.sanitizer = "not run" if options.sanitize else ""
     verdict.counters = ncu.Counters("", {}, "not run") if options.ncu else None
     worker: Worker | None = None
@@ -191,13 +192,14 @@ def figures_of(kernel: KernelFile, case: Case, timing: Timing) -> Figures:
     )
 
 
-def row_of(verdict: Verdict, description: str, tag: str) -> results.Row:
-    """The row of results.tsv; `verdict.status` must not be None. The experiment's number is assigned when it is appended."""
+def row_of(verdict: Verdict, description: str, tag: str, experiment: int = 0) -> results.Row:
+    """The row of results.tsv; `verdict.status` must not be None. Without a number it is given one when it is appended."""
     assert verdict.status is not None
     versions, figures = hardware.versions(), verdict.figures
     timing = figures.timing if figures else None
+    rival = timing.incumbent if timing else None
     return results.Row(
-        experiment=0,
+        experiment=experiment,
         tag=tag,
         kernel_type=verdict.kernel.operation.name,
         throughput_tflops=figures.tflops if figures else None,
@@ -228,6 +230,10 @@ def row_of(verdict: Verdict, description: str, tag: str) -> results.Row:
         allow_torch=verdict.allow_torch,
         isolation=verdict.isolation,
         seconds=verdict.seconds,
+        incumbent_sha256=verdict.incumbent.sha256 if verdict.incumbent else "",
+        speedup_vs_incumbent=rival.speedup.value if rival else None,
+        incumbent_low=rival.speedup.low if rival else None,
+        incumbent_high=rival.speedup.high if rival else None,
     )
 
 
