@@ -1,6 +1,6 @@
 """Judge a kernel: five correctness gates, then its speed against PyTorch and the roofline; one row of results.tsv.
 
-    uv run bench.py                            kernel.py, as an answer to the plan's current target
+    uv run bench.py                            kernel.py, as an answer to the plan's current target, beside its kept version
     uv run bench.py --target kernel_matmul_1   workspace/kernel_matmul_1.py, as an answer to that target; or several targets
     uv run bench.py --kernel softmax           a starter, on the operation's standard shapes
     uv run bench.py --all                      all starters, in all dtypes, with a table last
@@ -24,24 +24,16 @@ EARLY = None
 if __name__ == "__main__":
     EARLY = runpy.run_path(str(Path(__file__).with_name("autokernel") / "judge" / "early.py"))["start"]()
 
-from autokernel import cli, hardware, kernels, ops, results
+from autokernel import cli, experiments, hardware, kernels, ops, results
 from autokernel.errors import InputError
 from autokernel.judge import cases
-from autokernel.judge.clock import Estimate
-from autokernel.judge.gates import GATES
 from autokernel.judge.isolated import Judge
-from autokernel.judge.ncu import KEYS as NCU_KEYS
+from autokernel.judge.lines import Line, lines_of, lines_unread, log_of, number, shape_text
 from autokernel.judge.process import CannotStart
-from autokernel.judge.verdict import Figures, Options, Verdict, judge, row_of
+from autokernel.judge.verdict import Options, Verdict, judge, row_of
 from autokernel.kernels import KernelFile
 from autokernel.results import UNMEASURED, Status
-from autokernel.state import ROOT, WORKSPACE, Plan, Target, load, load_if_there
-
-# The lines of a timing, in this order; each is the word `unmeasured` without one.
-FIGURES = """
-    latency_us latency_interval clock_us graph_us launch_us pytorch_us throughput_tflops bandwidth_gb_s pct_peak_compute
-    pct_peak_bandwidth bottleneck speedup_vs_pytorch speedup_interval timed_calls peak_vram_mb
-""".split()
+from autokernel.state import WORKSPACE, Plan, Target, load, load_if_there
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if target is not None and given.dtype not in (None, target.dtype):
             raise InputError(f"{target.name} is a {target.dtype} call: leave --dtype out, or use --kernel {target.operation}")
         chosen.append((_read(path, target), target))
-    if given.incumbent:
-        options = Options(**{**vars(options), "incumbent": _incumbent(given.incumbent, chosen[0][0])})
+    incumbent = _incumbent(given.incumbent, chosen[0][0]) if given.incumbent else _kept(*chosen[0])
+    options = Options(**{**vars(options), "incumbent": incumbent})
     passed = True
     with _session() as session:
         for number, (kernel, target) in enumerate(chosen):
@@ -85,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print()
             else:
                 verdict.seconds = max(verdict.seconds, _since_start())  # the first has waited for the imports too
-            _print(verdict)
+            _print(lines_of(verdict))
             _record(verdict, given.description, given.tag)
             passed &= verdict.status is Status.PASS
     return cli.OK if passed else cli.FAILED
@@ -122,9 +114,20 @@ def _read(path: Path, target: Target | None) -> KernelFile:
                 "set it to the target's operation, or run `uv run orchestrate.py next`"
             )
     except InputError as fault:
-        _print_unread(path, target, str(fault))
+        _print(lines_unread(path, target, str(fault)))
         raise
     return kernel
+
+
+def _kept(kernel: KernelFile, target: Target | None) -> KernelFile | None:
+    """The kept version of the target that kernel.py is to answer, if it is another and has passed: what is to be beaten."""
+    home = WORKSPACE / f"{target.name}.py" if target is not None else None
+    if kernel.path != kernels.KERNEL or target is None or home is None or not home.is_file():
+        return None
+    row = results.last_for(kernels.sha256_of(home), target.name)
+    if row is None or row.correctness is not Status.PASS or row.kernel_sha256 == kernel.sha256:
+        return None
+    return _incumbent(home, kernel)
 
 
 def _incumbent(path: Path, kernel: KernelFile) -> KernelFile:
@@ -148,7 +151,8 @@ def _judge_one(session: Judge, kernel: KernelFile, target: Target | None, dtype:
     targets = tuple(t for t in plan.targets if t.operation == kernel.operation.name) if plan else ()
     seed = secrets.randbits(31)
     try:
-        return judge(session, kernel, target, targets, hardware.dtype(dtype), seed, options, cli.note)
+        with session.turn(cli.note):
+            return judge(session, kernel, target, targets, hardware.dtype(dtype), seed, options, cli.note)
     except CannotStart as fault:
         raise InputError(f"the judge cannot start: {fault}") from None
 
@@ -163,83 +167,18 @@ def _since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _print(verdict: Verdict) -> None:
-    say = cli.say
-    say("kernel_type", verdict.kernel.operation.name)
-    say("kernel", _shown(verdict.kernel.path))
-    say("kernel_sha256", verdict.kernel.sha256)
-    say("target", verdict.target.name if verdict.target else "none")
-    say("shape", _shape(verdict))
-    say("dtype", hardware.dtype_name(verdict.timed.dtype))
-    say("gpu", hardware.gpu_name())
-    say("isolation", verdict.isolation)
-    say("allow_torch", "yes" if verdict.allow_torch else "no")
-    unchecked = [hardware.dtype_name(d) for d in cases.DTYPES if d not in cases.dtypes_checked(hardware.device())]
-    say("not_checked", ", ".join(unchecked) + " (Triton's interpreter)" if unchecked else "nothing")
-    for gate in GATES:
-        say(gate, verdict.gates[gate])
-    if verdict.sanitizer:
-        say("sanitizer", verdict.sanitizer)
-    say("correctness", verdict.status.value if verdict.status else "unfinished")
-    say("reason", verdict.reason or ("quick: the last gates were not run" if verdict.status is None else "none"))
-    _print_figures(verdict.figures)
-    if verdict.counters is not None:
-        say("ncu", verdict.counters.note or verdict.counters.kernel)
-        for key in NCU_KEYS:
-            say(key, verdict.counters.figures.get(key, UNMEASURED))
-    say("seconds", f"{verdict.seconds:.1f}")
-
-
-def _print_figures(figures: Figures | None) -> None:
-    say = cli.say
-    if figures is None:
-        for key in FIGURES:
-            say(key, UNMEASURED)
-        return
-    timing = figures.timing
-    incumbent = timing.incumbent
-    values = (
-        _number(timing.latency.value),
-        _interval(timing.latency, 2),
-        _number(timing.clock_us),
-        _number(timing.graph_us) + (f" ({timing.note})" if timing.note else ""),
-        _number(timing.launch_us),
-        _number(timing.baseline.us),
-        _number(figures.tflops),
-        _number(figures.gb_s),
-        _number(figures.pct_peak_compute),
-        _number(figures.pct_peak_bandwidth),
-        figures.bottleneck,
-        _number(timing.baseline.speedup.value, 3),
-        _interval(timing.baseline.speedup, 3),
-        timing.calls,
-        _number(timing.peak_vram_mb),
-    )
-    for key, value in zip(FIGURES, values, strict=True):
-        say(key, value)
-    if incumbent is not None:
-        say("incumbent_us", _number(incumbent.us))
-        say("speedup_vs_incumbent", _number(incumbent.speedup.value, 3))
-        say("speedup_vs_incumbent_interval", _interval(incumbent.speedup, 3))
-
-
-def _print_unread(path: Path, target: Target | None, reason: str) -> None:
-    """The same lines for a file that is no kernel."""
-    cli.say("kernel_type", "unknown")
-    cli.say("kernel", _shown(path))
-    cli.say("target", target.name if target else "none")
-    for gate in GATES:
-        cli.say(gate, "not run")
-    cli.say("correctness", Status.CRASH)
-    cli.say("reason", reason)
-    _print_figures(None)
+def _print(lines: Sequence[Line]) -> None:
+    for key, value in lines:
+        cli.say(key, value)
 
 
 def _record(verdict: Verdict, description: str, tag: str) -> None:
     if verdict.status is None:
         cli.say("experiment", "none (a quick run writes no row)")
         return
-    cli.say("experiment", results.append(row_of(verdict, description, tag)))
+    number = results.append(row_of(verdict, description, tag))
+    experiments.archive(number, verdict.kernel.text, log_of(verdict))
+    cli.say("experiment", number)
 
 
 def _judge_all(options: Options, description: str, tag: str) -> int:
@@ -249,7 +188,7 @@ def _judge_all(options: Options, description: str, tag: str) -> int:
     with _session() as session:
         for name in ops.names():
             verdict = _judge_one(session, _read(kernels.starter(name), None), None, "float16", options)
-            _print(verdict)
+            _print(lines_of(verdict))
             _record(verdict, description, tag)
             print(flush=True)
             passed &= verdict.status is Status.PASS
@@ -264,28 +203,12 @@ def _line(verdict: Verdict, dtype: str) -> str:
     ours = eager = ratio = UNMEASURED
     if dtype in verdict.by_dtype:
         timing = verdict.by_dtype[dtype].timing
-        ours, eager = _number(timing.latency.value), _number(timing.baseline.us)
-        ratio = _number(timing.baseline.speedup.value)
+        ours, eager = number(timing.latency.value), number(timing.baseline.us)
+        ratio = number(timing.baseline.speedup.value)
     start = f"{verdict.kernel.operation.name:<18}{dtype:<10}{status:<11}"
     # one judgement covers all dtypes
     seconds = f"{verdict.seconds:.1f}" if dtype == hardware.dtype_name(verdict.timed.dtype) else ""
-    return f"{start}{ours:>10}{eager:>10}{ratio:>11}{seconds:>9}  {_shape(verdict)}"
-
-
-def _shape(verdict: Verdict) -> str:
-    return " ".join(f"{key}={value}" for key, value in verdict.timed.shape.items())
-
-
-def _interval(estimate: Estimate, digits: int) -> str:
-    return f"{estimate.low:.{digits}f} to {estimate.high:.{digits}f}"
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return UNMEASURED if value is None else f"{value:.{digits}f}"
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+    return f"{start}{ours:>10}{eager:>10}{ratio:>11}{seconds:>9}  {shape_text(verdict)}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     experiment.json   the outcome, written last: a folder without it is of an experiment under way, or one that was killed
     kernel.py         the version that was tried
     change.diff       what that changes in the version it began from
+    bench.log         what the judge said of it
     prompt.md         what an external agent was given, and agent.log what it printed
 
 Numbers are those of results.tsv: an experiment whose kernel was judged has the row of the same number, any other has none.
@@ -70,6 +71,13 @@ def finish(experiment: Experiment) -> None:
     """Write the record, which ends the experiment."""
     text = msgspec.json.format(msgspec.json.encode(experiment), indent=2).decode() + "\n"
     state.write_text(folder(experiment.number) / RECORD, text)
+
+
+def archive(number: int, kernel: bytes, log: str) -> None:
+    """Keep a version that was judged, and what the judge said of it."""
+    folder(number).mkdir(parents=True, exist_ok=True)
+    state.write_text(folder(number) / "kernel.py", kernel.decode())
+    state.write_text(folder(number) / "bench.log", log)
 
 
 def finished() -> list[Experiment]:

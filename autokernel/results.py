@@ -37,6 +37,7 @@ class Status(str, enum.Enum):
     CRASH = "CRASH"  # it raised, ran out of memory or died
     TIMEOUT = "TIMEOUT"
     INVALID = "INVALID"  # it broke a rule, or the measurement is at fault
+    SCREENED = "SCREENED"  # timed briefly, no faster than the version to beat; the gates were not run
 
     def __str__(self) -> str:
         return self.value

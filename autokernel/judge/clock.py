@@ -30,6 +30,7 @@ FLUSH_BYTES = 2 << 30  # many times every L2, and 0.4 ms or more to write: longe
 SETS = 4  # of inputs in a batch, all new; the first call of a batch is a warm-up
 LONG = 4  # a long batch makes so many times the calls of a short one
 LEAST_CALLS, MOST_CALLS = 27, 200  # that count in a median
+BRIEF_CALLS = 15
 BUDGET_S = 0.8  # of batches, once the least calls are made
 CHECKED = 3  # answers compared in full among the least batches, at places that the judge draws; after that one in CHECK_EVERY
 CHECK_EVERY = 8
@@ -180,6 +181,7 @@ class Stopwatch:
     sets: int = SETS
     long: int = LONG
     slots: int = SETS * LONG
+    brief: bool = False  # the fewest calls that tell anything, and no replays in a CUDA graph
 
     def __post_init__(self) -> None:
         self._random: random.Random = secrets.SystemRandom()
@@ -236,10 +238,11 @@ class Stopwatch:
         old: list[Sequence[float]] = []
         peak = 0
         counted = self.sets - self._first
-        least = math.ceil(LEAST_CALLS / counted)
+        least = math.ceil((BRIEF_CALLS if self.brief else LEAST_CALLS) / counted)
         drawn = set(self._random.sample(range(least), min(CHECKED, least)))
         began = time.perf_counter()
-        while len(ours) < least or (len(ours) * counted < MOST_CALLS and time.perf_counter() - began < BUDGET_S):
+        budget_s = 0.0 if self.brief else BUDGET_S
+        while len(ours) < least or (len(ours) * counted < MOST_CALLS and time.perf_counter() - began < budget_s):
             sizes = [walls.short_calls, walls.long_calls]
             self._random.shuffle(sizes)
             for calls in sizes:
@@ -259,7 +262,7 @@ class Stopwatch:
                 walls.known_us += known.times_us[self._first :]
         latency = interval_of_median(ours)
         dispute = walls.dispute(latency.value)
-        graph_us, launch_us, note = (None, None, "") if dispute else self._graph(latency.value)
+        graph_us, launch_us, note = (None, None, "") if dispute or self.brief else self._graph(latency.value)
         timing = Timing(
             latency=latency,
             clock_us=median(walls.per_call()),

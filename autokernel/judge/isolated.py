@@ -4,11 +4,17 @@
 arguments and gives answers whose every property the judge has read for itself, or could have.
 """
 
-from collections.abc import Sequence
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import filelock
 import torch
 from torch import Tensor
 
@@ -44,6 +50,8 @@ class Worker:
     """One candidate in one process. Whatever it does wrong is raised as WorkerFault; then the process is gone, or useless."""
 
     _compiler: Compiler | None = None
+    _to_compile = False
+    compile_s = 0.0  # waited for compilers
 
     def __init__(self, judge: "Judge", kernel: KernelFile, budgets: Budgets, ahead: bool = False) -> None:
         self._judge, self._kernel, self._budgets = judge, kernel, budgets
@@ -54,8 +62,8 @@ class Worker:
         self._answer_bytes = 0
         self._earlier: Answer | None = None
         self._seen: set[Any] = set()
-        is_new = not cache_of(kernel.sha256).exists()
-        if ahead and is_new and self._arena.device.type == "cuda":
+        self._to_compile = self._arena.device.type == "cuda" and not cache_of(kernel.sha256).exists()
+        if ahead and self._to_compile:
             self._compiler = Compiler(judge, kernel, budgets)
         self._process = judge.process(kernel.sha256, budgets.total_s)
         judge.workers.append(self)
@@ -149,10 +157,14 @@ class Worker:
         What else goes wrong there is left for the gates to find. Nothing to do where Triton interprets, or where the cache of
         this very file is there already.
         """
-        compiler, self._compiler = self._compiler, None
-        if compiler is not None:
-            compiler.compile(cases)
-            compiler.close()
+        if not self._to_compile:
+            return
+        compiler = self._compiler or Compiler(self._judge, self._kernel, self._budgets)
+        self._compiler, self._to_compile = None, False
+        began = time.perf_counter()
+        compiler.compile(cases)
+        compiler.close()
+        self.compile_s += time.perf_counter() - began
 
     def close(self) -> None:
         """Kill the process and all that it started."""
@@ -279,6 +291,24 @@ class Judge:
         `ahead`: it will be asked to compile before it is called, in a process that starts beside it.
         """
         return Worker(self, kernel, self.budgets, ahead)
+
+    @contextlib.contextmanager
+    def turn(self, progress: Callable[[str], None]) -> Iterator[None]:
+        """Have the GPU among all judges of this user: figures taken side by side would be of no use."""
+        if self.device.type != "cuda":
+            yield
+            return
+        name = f"autokernel-{os.getuid()}-{torch.cuda.get_device_properties(self.device).uuid}.lock"
+        lock = filelock.FileLock(Path(tempfile.gettempdir(), name))
+        with contextlib.suppress(filelock.Timeout):
+            lock.acquire(timeout=0)
+        if not lock.is_locked:
+            progress("waiting for the GPU: another judge is at work on it")
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
 
     def grow(self, size: int) -> None:
         """Another arena of at least `size` bytes, for all workers that are open."""

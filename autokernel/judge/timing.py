@@ -29,10 +29,17 @@ class Bench:
     """Times one candidate on any number of cases. A context manager."""
 
     def __init__(
-        self, session: Judge, worker: Worker, operation: Operation, allow_torch: bool, incumbent: KernelFile | None
+        self,
+        session: Judge,
+        worker: Worker,
+        operation: Operation,
+        allow_torch: bool,
+        incumbent: KernelFile | None,
+        brief: bool = False,
     ) -> None:
         self._session, self._worker, self._operation = session, worker, operation
         self._allow_torch, self._incumbent = allow_torch, incumbent
+        self._brief = brief
         self._beside: Worker | None = None
         self._arena = Arena(session.device)
         self._done: list[tuple[Stopwatch, Timing]] = []
@@ -65,6 +72,7 @@ class Bench:
             incumbent=self._start_incumbent if self._incumbent else None,
             sets=sets,
             slots=slots,
+            brief=self._brief,
         )
         try:
             timing = stopwatch.measure()

@@ -33,6 +33,7 @@ class Options:
     sanitize: bool = False
     ncu: bool = False
     incumbent: KernelFile | None = None  # timed beside the candidate
+    screen: bool = False  # time it briefly beside the incumbent first, and go on only if it looks faster
     all_dtypes: bool = False  # time the other dtypes too
 
 
@@ -78,6 +79,7 @@ class Verdict:
     counters: ncu.Counters | None = None
     isolation: str = results.UNMEASURED
     seconds: float = 0.0
+    compile_s: float = 0.0  # of those, waited for compilers
 
     def refuse(self, status: Status, reason: str) -> None:
         """End with this status and reason."""
@@ -107,13 +109,14 @@ def judge(
     verdict.counters = ncu.Counters("", {}, "not run") if options.ncu else None
     worker: Worker | None = None
     try:
-        worker = session.worker(kernel, ahead=True)
+        worker = session.worker(kernel, ahead=not options.screen)
         _judge(verdict, session, worker, targets, seed, options, progress)
     except WorkerFault as fault:  # while the file was imported, or timed; the gates keep their own
         verdict.refuse(fault.status, f"{'timing' if worker else 'import'}: {fault}")
     finally:
         if worker is not None:
             worker.close()
+            verdict.compile_s = worker.compile_s
     verdict.isolation = session.isolation or results.UNMEASURED
     if harness_sha256() != harness:
         verdict.refuse(Status.INVALID, "the harness changed while the kernel was judged: restore it, and judge again")
@@ -133,6 +136,11 @@ def _judge(
     progress: Callable[[str], None],
 ) -> None:
     kernel, device = verdict.kernel, session.device
+    if options.screen and options.incumbent is not None and device.type == "cuda":
+        progress(f"{kernel.path.name}: brief timing")
+        _screen(verdict, session, worker, options)
+        if verdict.status is Status.SCREENED:
+            return
     gates = Gates(worker, kernel, targets, verdict.timed, device, seed, progress, options.allow_torch, verdict.gates)
     last = gates.run(GATES[:2] if options.quick else GATES)
     verdict.refuse(last.status or Status.INVALID, f"{last.name}: {last.reason}" if last.reason else "")
@@ -153,6 +161,19 @@ def _judge(
     if options.ncu:
         progress(f"{kernel.path.name}: Nsight Compute")
         verdict.counters = ncu.measure(kernel.path, kernel.operation.name, verdict.timed)
+
+
+def _screen(verdict: Verdict, session: Judge, worker: Worker, options: Options) -> None:
+    """Refuse what a brief timing shows to be no faster than the incumbent; WorkerFault as `_time`."""
+    kernel = verdict.kernel
+    with Bench(session, worker, kernel.operation, options.allow_torch, options.incumbent, brief=True) as bench:
+        timing = bench.time(verdict.timed)
+    assert timing.incumbent is not None
+    speedup = timing.incumbent.speedup
+    if speedup.value <= 1:
+        verdict.figures = figures_of(kernel, verdict.timed, timing)
+        interval = f"{speedup.low:.3f} to {speedup.high:.3f}"
+        verdict.refuse(Status.SCREENED, f"timed briefly, it is {speedup.value:.3f} ({interval}) times as fast as the incumbent")
 
 
 def _time(verdict: Verdict, session: Judge, worker: Worker, options: Options) -> None:
