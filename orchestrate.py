@@ -61,7 +61,7 @@ def choose_next() -> int:
     experiments = results.read()
     decision = scheduler.next_target(plan, experiments)
     if decision.candidate is None:
-        cli.say("DONE", decision.reason)
+        cli.say(decision.kind.value, decision.reason)
         return cli.OK
     target = decision.candidate.target
     if plan.current == target.name and _kernel_type(kernels.KERNEL) == target.operation:
@@ -74,7 +74,7 @@ def choose_next() -> int:
         state.write_text(kernels.KERNEL, source.read_text(encoding="utf-8"))
         state.save(msgspec.structs.replace(plan, current=target.name))
         kernel = f"kernel.py (copy of workspace/{target.name}.py)"
-    cli.say("NEXT", target.name)
+    cli.say(decision.kind.value, target.name)
     cli.say("reason", decision.reason)
     cli.say("kernel", kernel)
     cli.say("operation", target.operation)

@@ -1,11 +1,14 @@
-"""Which kernel is worth the next hour: Amdahl's law on what was measured.
+"""Which kernel is worth the next experiment: Amdahl's law on what was measured.
 
-Reads a plan and the table of experiments; writes nothing.
+Reads a plan and the table of experiments; writes nothing. An experiment on a target is expected to close the same part of
+the distance to its roofline as its last ones did. So a target that yields stays, one on a plateau makes way, and one that was
+left long enough ago is tried again.
 """
 
+import enum
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +18,13 @@ from autokernel.state import Plan, Target
 
 # A kernel at 95% of its roofline is done: what is left is within the error of the ceilings themselves.
 AT_ROOFLINE = 0.95
+
+WINDOW = 30  # so many of a target's last experiments say what the next will yield
+PRIOR = 0.1  # the part of the distance that an experiment on an untried target is expected to close
+IDLE = 200  # after so many experiments on other targets, the prior counts twice
+PLATEAU_OF_FAULTS = 5  # fewer kernels in a row that did not pass say nothing about how fast one can be
+TURN = 8  # experiments before the next target has its turn, where nothing is measured
+STAY = 1.1  # another target must promise so many times as much: each change costs a new start
 
 
 def amdahl(share: float, speedup: float) -> float:
@@ -43,6 +53,8 @@ class Candidate:
     current_us: float  # with the faster of that kernel and PyTorch
     gain_us: float | None  # current_us down to the roofline; None: unmeasured
     whole_model: float | None  # speed-up of the whole model, from now, if this target alone reached its roofline
+    promise_us: float | None = None  # expected of the next experiment; None: unmeasured
+    revisited: bool = False  # whether more than its first version was judged
 
     @property
     def done(self) -> bool:
@@ -51,10 +63,24 @@ class Candidate:
         return roofline_us is not None and roofline_us >= AT_ROOFLINE * self.current_us
 
 
+class Kind(str, enum.Enum):
+    """What to do next."""
+
+    NEXT = "NEXT"  # begin with a target
+    CONTINUE = "CONTINUE"  # go on with the one in kernel.py
+    REVISIT = "REVISIT"  # go back to a target that was left
+    WAIT = "WAIT"  # all that is left to do is being worked on elsewhere
+    DONE = "DONE"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 @dataclass(frozen=True)
 class Decision:
-    """What to work on, and why; no candidate when there is nothing left to gain."""
+    """What to work on, and why; no candidate when there is nothing to be done."""
 
+    kind: Kind
     candidate: Candidate | None
     reason: str
 
@@ -102,20 +128,44 @@ def rank(plan: Plan, results: pd.DataFrame) -> list[Candidate]:
             current_us=current_us,
             gain_us=gain_us,
             whole_model=whole_model,
+            promise_us=None if gain_us is None else gain_us * _rate(target, rows[target.name], results),
+            revisited=rows[target.name]["kernel_sha256"].nunique() > 1,
         )
 
     return sorted(map(candidate, plan.targets), key=_order)
 
 
-def next_target(plan: Plan, results: pd.DataFrame) -> Decision:
-    """The first target of the ranking that is not at its roofline."""
+def next_target(
+    plan: Plan,
+    results: pd.DataFrame,
+    *,
+    spent_s: Mapping[str, float] = {},
+    per_kernel_s: float = math.inf,
+    exhausted: Collection[str] = (),
+    busy: Collection[str] = (),
+) -> Decision:
+    """The target whose next experiment promises most, with a preference for the one in kernel.py.
+
+    Left out are targets at their rooflines, those on which `per_kernel_s` seconds were spent, `exhausted` ones (the agent has
+    nothing more to try) and `busy` ones (another GPU has them), by their names. Targets without a roofline, as on a CPU, come
+    last and take turns, the one with the fewest experiments first; one is left once it has TURN more than that.
+    """
     candidates = rank(plan, results)
     if not candidates:
-        return Decision(None, "the plan has no targets")
-    for candidate in candidates:
-        if not candidate.done:
-            return Decision(candidate, _reason(candidate))
-    return Decision(None, f"all {len(candidates)} targets are within {1 - AT_ROOFLINE:.0%} of their rooflines")
+        return Decision(Kind.DONE, None, "the plan has no targets")
+    out = {candidate.target.name: _out(candidate, spent_s, per_kernel_s, exhausted) for candidate in candidates}
+    left = [candidate for candidate in candidates if not out[candidate.target.name]]
+    if not left:
+        return Decision(Kind.DONE, None, _why_done(list(out.values())))
+    free = [candidate for candidate in left if candidate.target.name not in busy]
+    if not free:
+        return Decision(Kind.WAIT, None, f"the {len(left)} targets left are being worked on")
+    best = max(free, key=_promise)
+    current = next((candidate for candidate in free if candidate.target.name == plan.current), None)
+    if current is not None and _stays(current, best):
+        best = current
+    kind = Kind.CONTINUE if best is current else Kind.REVISIT if best.revisited else Kind.NEXT
+    return Decision(kind, best, _reason(best))
 
 
 def bound(plan: Plan) -> float | None:
@@ -164,6 +214,58 @@ def _fault(rows: pd.DataFrame) -> str:
     return str(rows["reason"].iloc[-1])
 
 
+def _rate(target: Target, rows: pd.DataFrame, results: pd.DataFrame) -> float:
+    """The part of the distance to the roofline that the next experiment is expected to close, 0 to 1."""
+    assert target.roofline_us is not None
+    closed: list[float] = []
+    faults = 0
+    current = target.time_us
+    for verdict, speedup in zip(rows["correctness"], rows["speedup_vs_pytorch"], strict=True):
+        if verdict not in ("PASS", "SCREENED"):
+            faults += 1
+            if faults >= PLATEAU_OF_FAULTS:
+                closed.append(0.0)
+            continue
+        faults = 0
+        after = current
+        if verdict == "PASS" and speedup > 1:  # False where it is unmeasured
+            after = min(current, target.time_us / speedup)
+        distance = current - target.roofline_us
+        closed.append((current - after) / distance if distance > 0 else 0.0)
+        current = after
+    since = len(results) if rows.empty else int((results["experiment"] > rows["experiment"].max()).sum())
+    recent = closed[-WINDOW:]
+    return min((sum(recent) + PRIOR * (1 + since / IDLE)) / (len(recent) + 1), 1.0)
+
+
+def _promise(candidate: Candidate) -> tuple[float, float, float]:
+    # measured ones by what they promise; of the others, and of equals, the least tried, then the larger
+    promise = candidate.promise_us
+    return (-1.0 if promise is None else promise, -candidate.experiments, candidate.target.time_us)
+
+
+def _stays(current: Candidate, best: Candidate) -> bool:
+    if best.promise_us is not None:
+        return current.promise_us is not None and current.promise_us * STAY >= best.promise_us
+    return current.experiments < best.experiments + TURN
+
+
+def _out(candidate: Candidate, spent_s: Mapping[str, float], per_kernel_s: float, exhausted: Collection[str]) -> str:
+    # why nothing is to be done on a target; "" if something is
+    if candidate.done:
+        return f"within {1 - AT_ROOFLINE:.0%} of their rooflines"
+    if spent_s.get(candidate.target.name, 0.0) >= per_kernel_s:
+        return "out of their time"
+    return "out of ideas" if candidate.target.name in exhausted else ""
+
+
+def _why_done(reasons: Sequence[str]) -> str:
+    kinds = sorted(set(reasons))
+    if len(kinds) == 1:
+        return f"all {len(reasons)} targets are {kinds[0]}"
+    return "of the targets, " + ", ".join(f"{reasons.count(kind)} are {kind}" for kind in kinds)
+
+
 def _order(candidate: Candidate) -> tuple[bool, float, bool, float]:
     unmeasured = candidate.gain_us is None
     return (unmeasured, -(candidate.gain_us or 0.0), unmeasured and candidate.experiments > 0, -candidate.target.time_us)
@@ -171,11 +273,10 @@ def _order(candidate: Candidate) -> tuple[bool, float, bool, float]:
 
 def _reason(candidate: Candidate) -> str:
     if candidate.gain_us is None:
-        state = "not benched yet" if not candidate.experiments else "all targets benched"
-        return f"{state}, most time; what a kernel could gain is unmeasured"
+        return f"{candidate.experiments} experiments so far; what a kernel could gain is unmeasured"
     return (
-        f"most time still to gain: {candidate.gain_us:.1f} us of {candidate.current_us:.1f} us "
-        f"(whole model {candidate.whole_model:.2f}x at its roofline, estimate)"
+        f"most to be expected: {candidate.promise_us:.1f} us of the next experiment, {candidate.gain_us:.1f} us of "
+        f"{candidate.current_us:.1f} us to gain (whole model {candidate.whole_model:.2f}x at its roofline, estimate)"
     )
 
 

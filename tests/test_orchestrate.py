@@ -133,7 +133,7 @@ def test_next_again_leaves_the_work_on_the_same_target_alone(here: Path, run: Ca
     (here / "kernel.py").write_text(edited)
     add_result(plan.targets[0], Status.FAIL, None, edited)
     said = run("next")
-    assert values(said)["NEXT"] == "kernel_matmul_1"
+    assert values(said)["CONTINUE"] == "kernel_matmul_1"
     assert (here / "kernel.py").read_text() == edited
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from typing import Any
 
 import pandas as pd
@@ -49,9 +50,11 @@ def experiments(*rows: tuple[Target, str, float | None], **changes: Any) -> pd.D
             "correctness": verdict,
             "speedup_vs_pytorch": math.nan if speedup is None else speedup,
             "reason": "" if verdict == "PASS" else f"a {verdict}",
+            "experiment": number,
+            "kernel_sha256": f"{number:064x}",
             **changes,
         }
-        for judged, verdict, speedup in rows
+        for number, (judged, verdict, speedup) in enumerate(rows, start=1)
     ]
     return pd.DataFrame.from_records(records, columns=list(results.COLUMNS))
 
@@ -168,3 +171,116 @@ def test_bounds() -> None:
     after = scheduler.rank(both, experiments((first, "PASS", 2.0), (second, "PASS", 0.5)))
     assert scheduler.with_best_kernels(both, after) == pytest.approx(1000 / 750)
     assert scheduler.bound(plan(first, target("kernel_softmax_2", 200, None))) is None
+
+
+def kept_at(now: Target, *others: Target) -> Plan:
+    return Plan(source=SOURCE, gpu="a GPU", total_us=1000.0, targets=(now, *others), current=now.name)
+
+
+def test_the_target_in_hand_stays_while_it_yields_and_goes_when_it_does_not() -> None:
+    first, second = target("kernel_matmul_1", 500, 100), target("kernel_softmax_2", 500, 100)
+    yielding = experiments((first, "PASS", 1.2), (first, "PASS", 1.5))
+    decision = scheduler.next_target(kept_at(first, second), yielding)
+    assert (decision.kind, decision.candidate.target) == (scheduler.Kind.CONTINUE, first)
+    flat = experiments(*[(first, "PASS", 1.0)] * 3)
+    decision = scheduler.next_target(kept_at(first, second), flat)
+    assert (decision.kind, decision.candidate.target) == (scheduler.Kind.NEXT, second)
+
+
+def test_kernels_that_do_not_pass_are_no_plateau_until_there_are_five_in_a_row() -> None:
+    first, second = target("kernel_matmul_1", 500, 100), target("kernel_softmax_2", 500, 100)
+    for verdict in ("CRASH", "FAIL", "TIMEOUT", "INVALID"):
+        four = scheduler.next_target(kept_at(first, second), experiments(*[(first, verdict, None)] * 4))
+        assert four.candidate.target == first, verdict
+        six = scheduler.next_target(kept_at(first, second), experiments(*[(first, verdict, None)] * 6))
+        assert six.candidate.target == second, verdict
+
+
+def test_a_target_that_was_left_is_visited_again() -> None:
+    first, second = target("kernel_matmul_1", 500, 100), target("kernel_softmax_2", 500, 100)
+    rows = [*[(first, "PASS", 1.0)] * 3, *[(second, "PASS", 1.0)] * 8]
+    decision = scheduler.next_target(kept_at(second, first), experiments(*rows))
+    assert (decision.kind, decision.candidate.target) == (scheduler.Kind.REVISIT, first)
+
+
+def test_budgets_and_other_gpus_leave_targets_out() -> None:
+    first, second = target("kernel_matmul_1", 500, 100), target("kernel_softmax_2", 400, 100)
+    both = plan(first, second)
+    spent = {first.name: 60.0}
+    assert scheduler.next_target(both, NONE, spent_s=spent, per_kernel_s=60).candidate.target == second
+    assert scheduler.next_target(both, NONE, spent_s=spent, per_kernel_s=61).candidate.target == first
+    assert scheduler.next_target(both, NONE, exhausted={first.name}).candidate.target == second
+    assert scheduler.next_target(both, NONE, busy={first.name}).candidate.target == second
+    waiting = scheduler.next_target(both, NONE, exhausted={first.name}, busy={second.name})
+    assert waiting.kind is scheduler.Kind.WAIT
+    done = scheduler.next_target(both, NONE, spent_s=spent, per_kernel_s=60, exhausted={second.name})
+    assert done.kind is scheduler.Kind.DONE
+    assert done.reason == "of the targets, 1 are out of ideas, 1 are out of their time"
+
+
+def test_unmeasured_targets_take_turns() -> None:
+    first, second = target("kernel_matmul_1", 500, None), target("kernel_softmax_2", 200, None)
+    some = experiments(*[(first, "PASS", None)] * (scheduler.TURN - 1))
+    assert scheduler.next_target(kept_at(first, second), some).kind is scheduler.Kind.CONTINUE
+    many = experiments(*[(first, "PASS", None)] * scheduler.TURN)
+    assert scheduler.next_target(kept_at(first, second), many).candidate.target == second
+
+
+class Simulated:
+    """A kernel whose k-th experiment closes, with a chance, a part of the distance to the best that it can reach."""
+
+    def __init__(self, to: Target, floor_us: float, chance: float, part: float, seed: int) -> None:
+        self.target, self.floor_us, self.chance, self.part = to, floor_us, chance, part
+        self.current_us = to.time_us
+        self.experiments = 0
+        self._random = random.Random(f"{seed} {to.name}")  # the same luck in whatever order
+
+    @property
+    def expected_us(self) -> float:
+        return self.chance * self.part * (self.current_us - self.floor_us)
+
+    def experiment(self) -> tuple[Target, str, float | None]:
+        self.experiments += 1
+        luck = self._random.random()
+        if luck > 0.9:
+            return (self.target, "CRASH", None)
+        if luck > self.chance:
+            return (self.target, "PASS", 0.9 * self.target.time_us / self.current_us)
+        self.current_us -= self.part * (self.current_us - self.floor_us)
+        return (self.target, "PASS", self.target.time_us / self.current_us)
+
+
+def simulated(seed: int) -> list[Simulated]:
+    return [
+        Simulated(target("kernel_matmul_1", 400, 300), 320, 0.3, 0.2, seed),  # soon as fast as it gets
+        Simulated(target("kernel_softmax_2", 300, 30), 40, 0.15, 0.15, seed),  # slow and steady
+        Simulated(target("kernel_reduce_3", 150, 15), 140, 0.3, 0.3, seed),  # looks promising, and is not
+        Simulated(target("kernel_layernorm_4", 100, 20), 25, 0.5, 0.3, seed),
+        Simulated(target("kernel_rmsnorm_5", 50, 10), 20, 0.1, 0.5, seed),  # small and rarely lucky
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_simulated_night_gains_nearly_what_foresight_would_and_starves_nobody(seed: int) -> None:
+    foreseen = simulated(seed)
+    for _ in range(300):
+        max(foreseen, key=lambda kernel: kernel.expected_us).experiment()
+    night = simulated(seed)
+    by_name = {kernel.target.name: kernel for kernel in night}
+    rows: list[tuple[Target, str, float | None]] = []
+    current = None
+    moves = 0
+    for _ in range(300):
+        of = Plan(source=SOURCE, gpu="a GPU", total_us=1100.0, targets=tuple(k.target for k in night), current=current)
+        decision = scheduler.next_target(of, experiments(*rows))
+        assert decision.candidate is not None
+        moves += decision.candidate.target.name != current
+        current = decision.candidate.target.name
+        rows.append(by_name[current].experiment())
+
+    def gained(kernels: list[Simulated]) -> float:
+        return sum(kernel.target.time_us - kernel.current_us for kernel in kernels)
+
+    assert gained(night) >= 0.9 * gained(foreseen)
+    assert min(kernel.experiments for kernel in night) >= 10
+    assert moves <= 100
