@@ -27,6 +27,12 @@ TILES_FLOAT32 = {64: (16, 32, 2, 2), 128: (64, 64, 8, 2), 256: (32, 16, 4, 2)}
 FEW_QUERIES = 16
 TILES_FEW = {64: (16, 128, 4, 3), 128: (16, 128, 4, 2), 256: (16, 64, 4, 2)}
 TILES_FEW_FLOAT32 = {64: (16, 32, 2, 3), 128: (16, 16, 2, 2), 256: (16, 16, 4, 2)}
+# For many queries in half precision and heads of up to 128, these take the place of what the table says; None leaves it to it.
+TILE_M = None  # tune: [None, 16, 32, 64, 128, 256]
+TILE_N = None  # tune: [None, 16, 32, 64, 128]
+WARPS = None  # tune: [None, 2, 4, 8]
+STAGES = None  # tune: [None, 1, 2, 3, 4]
+
 # From so many queries on, float32 keys are copied with the head dimension outermost, so that threads that work on neighbouring
 # keys read neighbouring words of shared memory.
 TURN_KEYS_FROM = 128
@@ -34,7 +40,7 @@ BLOCK_TURN = 32
 
 # Multiprocessors of an H100 or H200, and the fewest keys that are worth a program of their own.
 PROCESSORS = 132
-MIN_SPLIT_KEYS = 256
+MIN_SPLIT_KEYS = 256  # tune: [128, 256, 512, 1024, 1048576]
 # Bytes of keys and values that programs running together may share in the L2 cache.
 CACHED_BYTES = 24 << 20
 
@@ -277,6 +283,9 @@ def _choose_tile(B: int, H: int, Hkv: int, Sq: int, Sk: int, D: int, dtype: torc
         tile = (TILES_FEW if half else TILES_FEW_FLOAT32)[padded]
     else:
         tile = (TILES_HALF if half else TILES_FLOAT32)[padded]
+        if half and padded <= 128:
+            own = (TILE_M, TILE_N, WARPS, STAGES)
+            tile = tuple(mine or usual for mine, usual in zip(own, tile, strict=True))
     programs = triton.cdiv(Sq * pack, tile[0]) * B * (H // pack)
     parts = max(1, min(2 * PROCESSORS // programs, Sk // MIN_SPLIT_KEYS))
     return tile, pack, parts

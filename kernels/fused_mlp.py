@@ -35,13 +35,26 @@ TILES_HALF_SKINNY = ((16, 64, 128, 4, 4), (16, 32, 128, 4, 4))
 TILES_FLOAT32 = ((128, 128, 16, 4, 3), (64, 128, 16, 2, 3), (64, 64, 16, 2, 3))
 TILES_FLOAT32_GATED = ((128, 64, 16, 4, 3), (64, 64, 16, 2, 3), (32, 64, 16, 2, 3))
 TILES_FLOAT32_SKINNY = ((16, 64, 16, 1, 4),)
+# In half precision these take the place of what the tables say, in the first kernel and in the second; None leaves it to them.
+UP_M = None  # tune: [None, 16, 32, 64, 128, 256]
+UP_N = None  # tune: [None, 32, 64, 128, 256]
+UP_K = None  # tune: [None, 32, 64, 128]
+UP_WARPS = None  # tune: [None, 4, 8]
+UP_STAGES = None  # tune: [None, 2, 3, 4, 5]
+DOWN_M = None  # tune: [None, 16, 32, 64, 128, 256]
+DOWN_N = None  # tune: [None, 32, 64, 128, 256]
+DOWN_K = None  # tune: [None, 32, 64, 128]
+DOWN_WARPS = None  # tune: [None, 4, 8]
+DOWN_STAGES = None  # tune: [None, 2, 3, 4, 5]
+PARTS = None  # tune: [None, 1, 2, 3, 4, 6, 8]; programs that share one tile of y, each with its part of H
+
 # From so many rows on, transposed float32 weights are copied, so that threads that work on neighbouring columns read
 # neighbouring words of shared memory.
 TURN_FROM = 128
 BLOCK_TURN = 32
 
 # Rows of tiles that are walked together before the next column of tiles.
-GROUP_M = 8
+GROUP_M = 8  # tune: [1, 2, 4, 8, 16, 32]
 # Multiprocessors of an H100 or H200. The tiles are enough when they fill three quarters of them with four warps or more.
 PROCESSORS = 132
 ENOUGH = 0.75
@@ -239,7 +252,12 @@ def _add_parts(parts, bias, c, size, N, stride_bias, HAS_BIAS: tl.constexpr, SPL
     tl.store(c + offsets, total.to(c.dtype.element_ty), mask=inside)
 
 
-def _choose_tile(tiles: tuple[tuple[int, int, int, int, int], ...], M: int, N: int) -> tuple[int, int, int, int, int]:
+def _with_own(tiles: tuple[tuple[int, ...], ...], *own: int | None) -> tuple[tuple[int, ...], ...]:
+    """The tiles, with those figures that are not None in place of their own."""
+    return tuple(tuple(mine or usual for mine, usual in zip(own, tile, strict=True)) for tile in tiles)
+
+
+def _choose_tile(tiles: tuple[tuple[int, ...], ...], M: int, N: int) -> tuple[int, ...]:
     """The largest tile of which there are enough to occupy the GPU, or else the smallest."""
     for tile in tiles:
         if triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= ENOUGH * PROCESSORS * max(1, 4 // tile[3]):
@@ -248,8 +266,8 @@ def _choose_tile(tiles: tuple[tuple[int, int, int, int, int], ...], M: int, N: i
 
 
 def _choose_tile_and_parts(
-    tiles: tuple[tuple[int, int, int, int, int], ...], M: int, N: int, K: int, min_split: int
-) -> tuple[tuple[int, int, int, int, int], int]:
+    tiles: tuple[tuple[int, ...], ...], M: int, N: int, K: int, min_split: int
+) -> tuple[tuple[int, ...], int]:
     """The tile and the number of parts of K: the largest tile of which there are enough when K is shared out."""
     for tile in tiles:
         count = triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1])
@@ -303,6 +321,7 @@ def _up(x: Tensor, w_up: Tensor, w_gate: Tensor | None, b_up: Tensor | None, act
         tiles = TILES_FLOAT32_SKINNY if M <= 16 else TILES_FLOAT32_GATED if gated else TILES_FLOAT32
     else:
         tiles = TILES_HALF_SKINNY if M <= 16 else TILES_HALF_GATED if gated else TILES_HALF
+        tiles = _with_own(tiles, UP_M, UP_N, UP_K, UP_WARPS, UP_STAGES)
     BLOCK_M, BLOCK_N, BLOCK_K, warps, stages = _choose_tile(tiles, M, H)
     _hidden[(triton.cdiv(M, BLOCK_M) * triton.cdiv(H, BLOCK_N),)](
         x,
@@ -341,7 +360,10 @@ def _down(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         tiles, min_split = TILES_FLOAT32_SKINNY if M <= 16 else TILES_FLOAT32, MIN_SPLIT_FLOAT32
     else:
         tiles, min_split = TILES_HALF_SKINNY if M <= 16 else TILES_HALF, MIN_SPLIT_HALF
+        tiles = _with_own(tiles, DOWN_M, DOWN_N, DOWN_K, DOWN_WARPS, DOWN_STAGES)
     (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages), parts = _choose_tile_and_parts(tiles, M, N, K, min_split)
+    if PARTS is not None and a.dtype != torch.float32:
+        parts = max(1, min(PARTS, triton.cdiv(K, BLOCK_K)))
     split = parts > 1
     target = torch.empty((parts, M, N), dtype=torch.float32, device=a.device) if split else c
     stride_bias = 0 if bias is None else bias.stride(0)

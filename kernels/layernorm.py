@@ -18,9 +18,9 @@ import triton.language as tl
 KERNEL_TYPE = "layernorm"
 
 WHOLE_ROW = 16384  # longest row that one program holds in registers
-TILE = 4096  # elements per program when rows are short
-CHUNK = 8192  # elements per step when rows are long
-ELEMENTS_PER_WARP = 512
+TILE = 4096  # tune: [512, 1024, 2048, 4096, 8192, 16384]; elements per program when rows are short
+CHUNK = 8192  # tune: [1024, 2048, 4096, 8192, 16384]; elements per step when rows are long
+ELEMENTS_PER_WARP = 512  # tune: [128, 256, 512, 1024, 2048]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

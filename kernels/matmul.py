@@ -31,13 +31,21 @@ TILES_FLOAT32 = (
 )
 TILES_FLOAT32_SKINNY = ((16, 128, 16, 1, 4),)
 
+# In half precision these take the place of what the tables say; None leaves it to them.
+TILE_M = None  # tune: [None, 16, 32, 64, 128, 256]
+TILE_N = None  # tune: [None, 32, 64, 128, 256]
+TILE_K = None  # tune: [None, 32, 64, 128, 256]
+WARPS = None  # tune: [None, 2, 4, 8]
+STAGES = None  # tune: [None, 2, 3, 4, 5, 6]
+PARTS = None  # tune: [None, 1, 2, 3, 4, 6, 8]; programs that share one tile, each with its part of K
+
 # From so many rows on, a transposed float32 b is copied, so that threads that work on neighbouring columns read neighbouring
 # words of shared memory.
 TURN_FROM = 128
 BLOCK_TURN = 32
 
 # Rows of tiles that are walked together before the next column of tiles.
-GROUP_M = 8
+GROUP_M = 8  # tune: [1, 2, 4, 8, 16, 32]
 # Multiprocessors of an H100 or H200. The tiles are enough when there are so many for each, with four warps or more.
 PROCESSORS = 132
 ENOUGH_HALF = 0.75
@@ -161,12 +169,16 @@ def _choose_tile(M: int, N: int, K: int, dtype: torch.dtype) -> tuple[tuple[int,
         tiles, min_split, enough = TILES_FLOAT32_SKINNY if M <= 16 else TILES_FLOAT32, MIN_SPLIT_FLOAT32, ENOUGH_FLOAT32
     else:
         tiles, min_split, enough = TILES_HALF_SKINNY if M <= 16 else TILES_HALF, MIN_SPLIT_HALF, ENOUGH_HALF
+        own = (TILE_M, TILE_N, TILE_K, WARPS, STAGES)
+        tiles = [tuple(mine or usual for mine, usual in zip(own, tile, strict=True)) for tile in tiles]
     for tile in tiles:
         count = triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1])
         wanted = PROCESSORS * max(1, 4 // tile[3])
         parts = max(1, min(round(wanted / count), K // min_split))
         if count * parts >= enough * wanted:
             break
+    if PARTS is not None and dtype != torch.float32:
+        parts = max(1, min(PARTS, triton.cdiv(K, tile[2])))
     return tile, parts
 
 

@@ -14,10 +14,10 @@ import triton.language as tl
 
 KERNEL_TYPE = "reduce"
 
-TILE = 4096  # elements per step
-BLOCK_B = 128  # elements along B per step
-PROGRAMS = 528  # programs that fill a GPU: four for each of 132 processors
-WARPS = 4
+TILE = 4096  # tune: [1024, 2048, 4096, 8192, 16384]; elements per step
+BLOCK_B = 128  # tune: [32, 64, 128, 256, 512]; elements along B per step
+PROGRAMS = 528  # tune: [132, 264, 528, 1056, 2112]; programs that fill a GPU: four for each of 132 processors
+WARPS = 4  # tune: [1, 2, 4, 8, 16]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

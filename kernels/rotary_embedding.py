@@ -14,9 +14,9 @@ import triton.language as tl
 
 KERNEL_TYPE = "rotary_embedding"
 
-PAIRS = 1024  # pairs of one head per step: positions times D / 2
-HEADS = 4  # heads per program
-WARPS = 4
+PAIRS = 1024  # tune: [128, 256, 512, 1024, 2048]; pairs of one head per step: positions times D / 2
+HEADS = 4  # tune: [1, 2, 4, 8, 16]; heads per program
+WARPS = 4  # tune: [1, 2, 4, 8]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

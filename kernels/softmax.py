@@ -18,11 +18,11 @@ import triton.language as tl
 KERNEL_TYPE = "softmax"
 
 WHOLE_ROW = 32768  # longest row that one program holds in registers
-TILE = 4096  # elements per program when rows are short
-CHUNK = 8192  # elements per step when rows are long
-PARTS = 32  # parts of a split row, a power of two
-FEW_ROWS = 128  # at most so many long rows are split
-ELEMENTS_PER_WARP = 512
+TILE = 4096  # tune: [512, 1024, 2048, 4096, 8192, 16384]; elements per program when rows are short
+CHUNK = 8192  # tune: [1024, 2048, 4096, 8192, 16384]; elements per step when rows are long
+PARTS = 32  # tune: [8, 16, 32, 64]; parts of a split row, a power of two
+FEW_ROWS = 128  # tune: [0, 32, 128, 512]; at most so many long rows are split
+ELEMENTS_PER_WARP = 512  # tune: [128, 256, 512, 1024, 2048]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
