@@ -323,31 +323,13 @@ def _up(x: Tensor, w_up: Tensor, w_gate: Tensor | None, b_up: Tensor | None, act
         tiles = TILES_HALF_SKINNY if M <= 16 else TILES_HALF_GATED if gated else TILES_HALF
         tiles = _with_own(tiles, UP_M, UP_N, UP_K, UP_WARPS, UP_STAGES)
     BLOCK_M, BLOCK_N, BLOCK_K, warps, stages = _choose_tile(tiles, M, H)
+    gate = w_up if w_gate is None else w_gate
     _hidden[(triton.cdiv(M, BLOCK_M) * triton.cdiv(H, BLOCK_N),)](
-        x,
-        w_up,
-        w_gate,
-        b_up,
-        hidden,
-        M,
-        H,
-        K,
-        *x.stride(),
-        *w_up.stride(),
-        *(w_up if w_gate is None else w_gate).stride(),
-        0 if b_up is None else b_up.stride(0),
-        ACTIVATION=activation,
-        GATED=gated,
-        HAS_BIAS=b_up is not None,
-        EVEN_K=K % BLOCK_K == 0,
-        WIDE=_is_wide(x, w_up, w_up if w_gate is None else w_gate),
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
-        BLOCK_K=BLOCK_K,
-        GROUP_M=GROUP_M,
-        num_warps=warps,
-        num_stages=stages,
-    )
+        x, w_up, w_gate, b_up, hidden, M, H, K,
+        *x.stride(), *w_up.stride(), *gate.stride(), 0 if b_up is None else b_up.stride(0),
+        ACTIVATION=activation, GATED=gated, HAS_BIAS=b_up is not None, EVEN_K=K % BLOCK_K == 0, WIDE=_is_wide(x, w_up, gate),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, GROUP_M=GROUP_M, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     return hidden
 
 
@@ -368,27 +350,10 @@ def _down(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     target = torch.empty((parts, M, N), dtype=torch.float32, device=a.device) if split else c
     stride_bias = 0 if bias is None else bias.stride(0)
     _product[(triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N), parts)](
-        a,
-        b,
-        bias,
-        target,
-        M,
-        N,
-        K,
-        *a.stride(),
-        *b.stride(),
-        stride_bias,
-        HAS_BIAS=bias is not None and not split,
-        EVEN_K=K % BLOCK_K == 0,
-        WIDE=_is_wide(a, b),
-        SPLIT_K=parts,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
-        BLOCK_K=BLOCK_K,
-        GROUP_M=GROUP_M,
-        num_warps=warps,
-        num_stages=stages,
-    )
+        a, b, bias, target, M, N, K, *a.stride(), *b.stride(), stride_bias,
+        HAS_BIAS=bias is not None and not split, EVEN_K=K % BLOCK_K == 0, WIDE=_is_wide(a, b), SPLIT_K=parts,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, GROUP_M=GROUP_M, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     if split:
         _add_parts[(triton.cdiv(M * N, BLOCK_SUM),)](
             target, bias, c, M * N, N, stride_bias, HAS_BIAS=bias is not None, SPLIT_K=parts, BLOCK=BLOCK_SUM

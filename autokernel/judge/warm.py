@@ -17,19 +17,15 @@ import shutil
 import signal
 import socket
 import sys
-import time
 import warnings
-from pathlib import Path
 
 import triton
 
 from autokernel import ops
-from autokernel.judge import early, protocol, sandbox, worker
+from autokernel.judge import early, orphans, protocol, sandbox, worker
 from autokernel.judge.protocol import Ended, Started
 
 LOG_BYTES = 16 * 1024  # kept of what a worker prints: the last of it
-KILL_S = 60.0  # for all processes to be gone: a GPU is given back in their last moments
-POLL_S = 0.002
 # What a kernel file, or its first launch, imports; not every version of Triton has all of it.
 LAUNCHED_WITH = (
     "triton.language",
@@ -64,7 +60,7 @@ def serve(requests: socket.socket) -> None:
 def _keep(spawn: protocol.Spawn, descriptors: list[int]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     sandbox.die_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, lambda number, frame: _end_all())
+    signal.signal(signal.SIGTERM, lambda number, frame: orphans.end_all())
     sandbox.adopt_orphans()
     os.setsid()
     channel, control = socket.socket(fileno=descriptors[0]), socket.socket(fileno=descriptors[1])
@@ -83,8 +79,8 @@ def _keep(spawn: protocol.Spawn, descriptors: list[int]) -> None:
     with contextlib.suppress(OSError):  # the judge may be gone already: then the poll says so
         control.send(protocol.encode(Started(pid=pid)))
     _watch(pid, control, log_out, log)
-    left = len(_children()) - (1 if _is_child(pid) else 0)
-    status = _end_all(pid)
+    left = len(orphans.children()) - (1 if _is_child(pid) else 0)
+    status = orphans.end_all(pid)
     shutil.rmtree(spawn.scratch, ignore_errors=True)  # here, since the judge may be gone
     _drain(log_out, log)
     text = bytes(log).decode(errors="replace").replace("\0", " ")
@@ -148,39 +144,8 @@ def _drain(log_out: int, log: bytearray) -> bool:
     return True
 
 
-def _end_all(pid: int = 0) -> int:
-    """Kill every descendant until none is left; the exit status of `pid`, as os.waitpid gives it."""
-    status, deadline = 0, time.monotonic() + KILL_S
-    while time.monotonic() < deadline:
-        # Whose parent is killed becomes a child of this process, and is next. One that ended by itself is only waited for.
-        try:
-            ended, how = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return status
-        if ended:
-            status = how if ended == pid else status
-            continue
-        for child in _children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        time.sleep(POLL_S)
-    return status
-
-
 def _is_child(pid: int) -> bool:
-    return pid in _children()
-
-
-def _children() -> list[int]:
-    """The children of this process, those that have ended but were not waited for included."""
-    mine, found = str(os.getpid()), []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                # pid (name) state parent ...; the name may hold spaces and brackets
-                if Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1] == mine:
-                    found.append(int(entry))
-    return found
+    return pid in orphans.children()
 
 
 def _know_triton() -> None:
