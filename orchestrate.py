@@ -1,32 +1,38 @@
-"""Which kernel next, how far things are, and the whole pipeline in one command.
+"""Which kernel next, keep it or not, how far things are, and everything in one command: the pipeline, or a whole night.
 
     uv run orchestrate.py run                 profile, extract, bench, verify and report: GPT-2, or any model:
     uv run orchestrate.py run --model models/llama_7b.py --class-name LlamaModel --input-shape 1,512 --dtype float16
+    uv run orchestrate.py run --agent tuner --hours 8     the same, with experiments all night instead of one bench each
+    uv run orchestrate.py run --agent 'claude -p {prompt}' --experiments 100      with an agent of your own
     uv run orchestrate.py next                put the kernel most worth working on into kernel.py
-    uv run orchestrate.py status              every target: verdict, speed-up, time still to gain
-    uv run orchestrate.py report              write workspace/report.md and report.png, and print the report
+    uv run orchestrate.py keep-or-revert      after a bench: commit kernel.py if its row says that it is better, else restore it
+    uv run orchestrate.py status              every target: verdict, speed-up, time still to gain; with --watch, live
+    uv run orchestrate.py report              write workspace/report.md, .png and .html, and print the first
 
-`run` takes the model arguments of profile.py. Exit status: 0 all passed, 1 a kernel or the verification failed, 2 bad input.
+`run` takes the model arguments of profile.py. With any of --agent, --experiments, --hours, --per-kernel and --gpus it goes on
+from the plan of that model, and from a night that was interrupted: give the same command again. Exit status: 0 all passed, 1 a
+kernel or the verification failed (keep-or-revert: it was not kept), 2 bad input.
 """
 
+import argparse
 import ast
 import hashlib
-import re
-import shutil
+import math
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import pandas as pd
+from rich.live import Live
+from rich.text import Text
 
-from autokernel import cli, hardware, kernels, models, report, results, scheduler, state
+from autokernel import cli, experiments, hardware, keeping, kernels, lanes, models, pipeline, report, results, scheduler, state
+from autokernel.agents import TUNER
 from autokernel.errors import InputError
+from autokernel.experiments import Experiment, Outcome
+from autokernel.repository import Repository
 from autokernel.state import Machine, Plan, Profile, Target, Verification
 
 # What `run` does without arguments: GPT-2 as published on a GPU, a tiny one where Triton's interpreter runs the kernels.
@@ -38,18 +44,58 @@ DEFAULT_SIZE = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    argv = sys.argv[1:] if argv is None else argv
     parser = cli.parser(__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="next | status | report | run")
-    run = commands.add_parser("run", help="profile, extract, bench, verify and report")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="next | keep-or-revert | status | report | run")
+    run = commands.add_parser("run", help="profile, extract, bench, verify and report; or a night of experiments")
     models.add_model_arguments(run, required=False)
+    night = run.add_argument_group("night (any of these makes it one)")
+    night.add_argument("--agent", metavar="'COMMAND'", help=f"who edits kernel.py: {TUNER} (the default), or a command line")
+    night.add_argument("--experiments", type=_count, metavar="N", help="end after so many")
+    night.add_argument("--hours", type=_positive, metavar="H", help="end after so many hours")
+    night.add_argument("--per-kernel", type=_positive, metavar="H", help="spend at most so many hours on one kernel")
+    night.add_argument("--gpus", type=_gpus, metavar="0,1", help="judge on these GPUs, a target on each at a time")
+    night.add_argument("--agent-minutes", type=_positive, default=20.0, metavar="M", help="an agent's time for one edit (20)")
+    night.add_argument("--tag", default="", help="a name for the night, for its rows")
     commands.add_parser("next", help="put the kernel most worth working on into kernel.py")
-    commands.add_parser("status", help="every target: verdict, speed-up, time still to gain")
+    commands.add_parser("keep-or-revert", help="commit kernel.py if its row says that it is better, else restore it")
+    status = commands.add_parser("status", help="every target: verdict, speed-up, time still to gain")
+    status.add_argument("--watch", action="store_true", help="again every two seconds, until Ctrl-C")
     commands.add_parser("report", help="write and print the report")
-    arguments = parser.parse_args(argv)
-    if arguments.command == "run":
-        return run_pipeline(argv[1:] or (*DEFAULT_MODEL, *DEFAULT_SIZE[hardware.device().type]))
-    return {"next": choose_next, "status": show_status, "report": show_report}[arguments.command]()
+    lane = commands.add_parser("lane", help=argparse.SUPPRESS)
+    lane.add_argument("--gpu", type=int, required=True)
+    lane.add_argument("--seconds", type=float, required=True)
+    given = parser.parse_args(argv)
+    if given.command == "run":
+        asked = (given.agent, given.experiments, given.hours, given.per_kernel, given.gpus)
+        return run_pipeline(given) if all(value is None for value in asked) else run_night(given)
+    if given.command == "lane":
+        return lanes.run_lane(given.gpu, given.seconds)
+    if given.command == "status":
+        return watch() if given.watch else show_status()
+    return {"next": choose_next, "keep-or-revert": keep_or_revert, "report": show_report}[given.command]()
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of different GPUs such as 0,1")
+    return tuple(map(int, parts))
 
 
 # next ---------------------------------------------------------------------------------------------------------------
@@ -157,25 +203,105 @@ def _kernel_type(path: Path) -> str | None:
     return None
 
 
+# keep-or-revert -----------------------------------------------------------------------------------------------------
+
+
+def keep_or_revert() -> int:
+    """Commit kernel.py if the row that judged it says that it is better than the kept version; else restore that."""
+    plan = state.load(Plan)
+    target = next((target for target in plan.targets if target.name == plan.current), None)
+    if target is None:
+        raise InputError("no target is being worked on: run `uv run orchestrate.py next` first")
+    home = keeping.home(target.name)
+    if not home.is_file() or not kernels.KERNEL.is_file():
+        missing = kernels.KERNEL if home.is_file() else home
+        raise InputError(f"{_shown(missing)} is missing: run `uv run orchestrate.py next` to have the kept version there")
+    repository = Repository.at(state.ROOT)
+    others = [name for name in repository.changed() if name != kernels.KERNEL.name] if repository else []
+    if others:
+        raise InputError(f"only kernel.py may change, but so did {', '.join(others)}: put back what is not yours to change")
+    text, kept = kernels.KERNEL.read_text(encoding="utf-8"), home.read_text(encoding="utf-8")
+    row = results.last_for(kernels.sha256_of(kernels.KERNEL), target.name)
+    if row is None:
+        raise InputError(f"this version of kernel.py was not judged for {target.name}: run `uv run bench.py` first")
+    decision = keeping.decide(row, keeping.kept_row(target.name))
+    same = text == kept
+    commit = ""
+    if decision.keep:
+        message = keeping.message_of(row, decision.reason)
+        commit = keeping.keep(target.name, text, kernels.KERNEL, repository, message)
+    elif not same:
+        state.write_text(experiments.folder(row.experiment) / "kernel.py", text)  # bench.py has put it there already
+        state.write_text(kernels.KERNEL, kept)
+    if not same:
+        state.write_text(experiments.folder(row.experiment) / "change.diff", experiments.diff(kept, text))
+        ended = Experiment(
+            number=row.experiment,
+            target=target.name,
+            operation=target.operation,
+            agent="by hand",
+            description=row.description,
+            outcome=Outcome.KEPT if decision.keep else Outcome.REVERTED,
+            reason=decision.reason,
+            verdict=row.correctness,
+            kernel_sha256=row.kernel_sha256,
+            parent_sha256=hashlib.sha256(kept.encode()).hexdigest(),
+            latency_us=row.latency_us,
+            speedup_vs_pytorch=row.speedup_vs_pytorch,
+            speedup_vs_incumbent=row.speedup_vs_incumbent,
+            began=row.time,
+            judge_s=row.seconds or 0.0,
+            gpu=row.gpu,
+            commit=commit,
+        )
+        experiments.finish(ended)
+    cli.say("KEEP" if decision.keep else "REVERT", target.name)
+    cli.say("reason", decision.reason)
+    cli.say("experiment", row.experiment)
+    cli.say("commit", commit or "none")
+    return cli.OK if decision.keep else cli.FAILED
+
+
 # status and report --------------------------------------------------------------------------------------------------
+
+
+WATCH_S = 2.0
+
+
+def watch() -> int:
+    """The same, again and again, in place where standard error is a terminal; until Ctrl-C."""
+    state.load(Plan)
+    with Live(console=cli.console, auto_refresh=False) as live:
+        while True:
+            live.update(Text(status_text()), refresh=True)
+            time.sleep(WATCH_S)
 
 
 def show_status() -> int:
     """Every target: what its experiments showed and what is still to gain."""
-    plan = state.load(Plan)
-    experiments = results.read()
-    verification = state.load_if_there(Verification)
-    candidates = scheduler.rank(plan, experiments)
-    cli.say("model", report.source_text(plan.source))
-    cli.say("gpu", plan.gpu)
-    cli.say("total_us", f"{plan.total_us:.1f}")
-    cli.say("current", plan.current or "none")
-    cli.say("targets", len(plan.targets))
-    cli.say("targets_passed", sum(candidate.verdict == "PASS" for candidate in candidates))
-    cli.say("experiments", sum(candidate.experiments for candidate in candidates))
-    _say_verification(verification)
-    print(report.target_table(candidates))
+    print(status_text(), flush=True)
     return cli.OK
+
+
+def status_text() -> str:
+    """The lines of `status`, and its table."""
+    plan = state.load(Plan)
+    rows = results.read()
+    verification = state.load_if_there(Verification)
+    candidates = scheduler.rank(plan, rows)
+    lines = {
+        "model": report.source_text(plan.source),
+        "gpu": plan.gpu,
+        "total_us": f"{plan.total_us:.1f}",
+        "current": plan.current or "none",
+        "targets": len(plan.targets),
+        "targets_passed": sum(candidate.verdict == "PASS" for candidate in candidates),
+        "experiments": sum(candidate.experiments for candidate in candidates),
+        **lanes.night_lines(),
+        "verification": "not verified yet" if verification is None else report.verdict(verification),
+        "speedup_end_to_end": report.UNMEASURED if verification is None else report.speedup_text(verification),
+    }
+    return "\n".join([*(f"{key}: {value}" for key, value in lines.items()), report.target_table(candidates)])
 
 
 def show_report() -> int:
@@ -200,114 +326,58 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(state.ROOT))
 
 
-def _say_verification(verification: Verification | None) -> None:
-    cli.say("verification", "not verified yet" if verification is None else report.verdict(verification))
-    cli.say("speedup_end_to_end", report.UNMEASURED if verification is None else report.speedup_text(verification))
-
-
 # run ----------------------------------------------------------------------------------------------------------------
 
 
-def _logs() -> Path:
-    # what the stages of the last run said
-    return state.WORKSPACE / "logs"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a stage ended: its exit status and its standard output."""
-
-    status: int
-    said: str
-
-
-def run_pipeline(model_arguments: Sequence[str]) -> int:
+def run_pipeline(given: argparse.Namespace) -> int:
     """Profile, extract, bench the extracted kernels, verify, report; each stage in a process of its own."""
-    shutil.rmtree(_logs(), ignore_errors=True)
-    machine = state.load_if_there(Machine)
-    if (machine is None or machine.device != hardware.device().type) and not _needed("prepare.py"):
+    if not pipeline.make_plan(_model_arguments(given)):
         return cli.FAILED
-    if not _needed("profile.py", *model_arguments):
-        return cli.FAILED
-    # what an earlier run verified is not this run's result, should this one end early
-    state.path_of(Verification).unlink(missing_ok=True)
-    if not _needed("extract.py", "--top", "5"):
-        return cli.FAILED
-    names = [target.name for target in state.load(Plan).targets]
-    verdicts = _verdicts(_stage("bench.py", "--target", *names), names)
-    verified = _stage("verify.py")
-    print(write_report())
+    verdicts = pipeline.bench()
+    return _end(verdicts)
+
+
+def run_night(given: argparse.Namespace) -> int:
+    """Experiments on the plan of the model until a budget is used up or nothing is left to gain; then verify and report."""
+    agent = lanes.check_agent(given.agent or TUNER, agent_s := given.agent_minutes * 60)
+    with lanes.whole_night():
+        if _needs_plan(given) and not pipeline.make_plan(_model_arguments(given)):
+            return cli.FAILED
+        lanes.run(
+            agent=agent,
+            experiments=given.experiments,
+            hours=given.hours,
+            per_kernel_hours=given.per_kernel,
+            gpus=given.gpus or (),
+            agent_s=agent_s,
+            tag=given.tag,
+        )
+        plan, rows = state.load(Plan), results.read()
+        return _end({candidate.target.name: candidate.verdict for candidate in scheduler.rank(plan, rows)})
+
+
+def _end(verdicts: dict[str, str]) -> int:
     for name, verdict in verdicts.items():
         cli.say(name, verdict)
-    verification = state.load_if_there(Verification)
-    if verification is None:
-        cli.say("verification", "CRASH")
-    else:
-        _say_verification(verification)
+    correct = pipeline.verify()
+    print(write_report())
     cli.say("report", _shown(state.WORKSPACE / "report.md"))
-    correct = verified.status == cli.OK and verification is not None and verification.correct
-    passed = correct and all(verdict == "PASS" for verdict in verdicts.values())
-    return cli.OK if passed else cli.FAILED
+    return cli.OK if correct and all(verdict == "PASS" for verdict in verdicts.values()) else cli.FAILED
 
 
-def _verdicts(outcome: Outcome, names: Sequence[str]) -> dict[str, str]:
-    """Target -> verdict. A PASS counts if its row was written, and the exit status agrees with all the verdicts."""
-    blocks = [dict(re.findall(r"^(\w+): (.*)$", block, flags=re.MULTILINE)) for block in outcome.said.split("\n\n")]
-    judged = {block["target"]: block for block in blocks if {"target", "correctness", "experiment"} <= block.keys()}
-    verdicts = {name: judged[name]["correctness"] if name in judged else "CRASH" for name in names}
-    all_passed = all(verdict == "PASS" for verdict in verdicts.values())
-    if outcome.status != (cli.OK if all_passed else cli.FAILED):  # a judge that died in the end has not passed anything
-        verdicts = {name: "CRASH" if verdict == "PASS" else verdict for name, verdict in verdicts.items()}
-    for name, verdict in verdicts.items():
-        block = judged.get(name, {})
-        why = "" if verdict == "PASS" else f" ({block.get('reason', 'see its log')})"
-        cli.note(f"  {name}: {verdict}{why}, speed-up over PyTorch: {block.get('speedup_vs_pytorch', report.UNMEASURED)}")
-    return verdicts
+def _model_arguments(given: argparse.Namespace) -> list[str]:
+    if models.given(given):
+        return models.arguments_of(given)
+    return [*DEFAULT_MODEL, *DEFAULT_SIZE[hardware.device().type]]
 
 
-def _needed(script: str, *arguments: str) -> bool:
-    # a stage that the next one needs
-    outcome = _stage(script, *arguments)
-    if outcome.status != cli.OK:
-        cli.say(Path(script).stem, f"CRASH (exit status {outcome.status}; see {_shown(_logs())}/)")
-    return outcome.status == cli.OK
-
-
-def _stage(script: str, *arguments: str) -> Outcome:
-    """Run one stage: its progress is passed on, its output logged. InputError with its own sentence if it exits with 2."""
-    cli.note(f"> {' '.join((script, *arguments))}")
-    started = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, state.ROOT / script, *arguments],
-        cwd=state.ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        encoding="utf-8",
-        errors="replace",
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    progress: list[str] = []
-    # both pipes must be read at once, or a stage that fills one of them waits for ever
-    listener = threading.Thread(target=_pass_on, args=(process.stderr, progress), daemon=True)
-    with process, cli.console.status(script):
-        listener.start()
-        said = process.stdout.read()
-        listener.join()
-    log = "\n".join((" ".join((script, *arguments)), said, *progress)) + "\n"
-    state.write_text(_logs() / f"{Path(script).stem}.log", log)
-    if process.returncode == cli.BAD_INPUT:
-        sentences = [found[1] for line in progress if (found := re.match(r"(?:\S+: )?error: (.*)", line))]
-        raise InputError(sentences[-1] if sentences else f"{script} refused its input: see {_shown(_logs())}/")
-    cli.note(f"  {script} took {time.monotonic() - started:.0f} s")
-    return Outcome(process.returncode, said)
-
-
-def _pass_on(stream: IO[str], lines: list[str]) -> None:
-    for line in stream:
-        lines.append(line.rstrip())
-        if not line.startswith("error: "):  # the sentence of bad input is ours to print, once, at the end
-            cli.note(f"  {line.rstrip()}")
+def _needs_plan(given: argparse.Namespace) -> bool:
+    """Whether the plan is missing, or of another model or GPU than is asked for."""
+    plan = state.load_if_there(Plan)
+    if plan is None:
+        return True
+    here = hardware.gpu_name() if hardware.device().type == "cuda" else "cpu"
+    return plan.gpu != here or (models.given(given) and models.source_of(given) != plan.source)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """workspace/experiments/<n>/: what was tried, how it ended and why; kept or not, it stays. Imports no stage.
 
-    experiment.json   the outcome, written last: a folder without it is of an experiment under way, or one that was killed
+    begun.json        written first, and experiment.json, the outcome, last: a folder with the first alone is of an
+                      experiment under way, or of one that was killed
     kernel.py         the version that was tried
     change.diff       what that changes in the version it began from
     bench.log         what the judge said of it
@@ -18,12 +19,13 @@ import msgspec
 from autokernel import results, state
 from autokernel.results import Status
 
-RECORD = "experiment.json"
+RECORD, BEGUN = "experiment.json", "begun.json"
 
 
 class Outcome(str, enum.Enum):
-    """How an experiment ended. Only the first changed kernel.py for good."""
+    """How an experiment ended. Only KEPT changed kernel.py for good."""
 
+    STARTED = "started"  # the version that a target begins with, judged as it is
     KEPT = "kept"
     REVERTED = "reverted"  # judged, and no better than the version to beat
     REPEATED = "repeated"  # a version that was judged before: answered from its row
@@ -46,7 +48,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     agent: str  # "tuner", a command line, or "by hand"
     description: str  # what was changed
     outcome: Outcome
-    reason: str = ""  # why it was not kept; "" if it was
+    reason: str = ""  # why it was kept, or not
     verdict: Status | None = None  # of the judge, or of the row that answered; None: not judged
     answered_by: int | None = None  # the earlier row that answered, for a repeated version
     kernel_sha256: str = ""  # "" where there was no edit
@@ -62,15 +64,31 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     commit: str = ""  # of a kept version; "" outside a git repository
 
 
+class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """begun.json: what is needed to end an experiment whose process was killed."""
+
+    target: str
+    operation: str
+    agent: str
+    parent_sha256: str
+    kernel: str  # the kernel.py that was worked in
+    trusted: bool  # the agent touches nothing but kernel.py
+    began: str  # ISO 8601, UTC
+
+
 def folder(number: int) -> Path:
     """The folder of one experiment; `results.reserve` makes it."""
     return state.WORKSPACE / "experiments" / str(number)
 
 
+def begin(number: int, begun: Begun) -> None:
+    """Write the record that begins the experiment."""
+    state.write_text(folder(number) / BEGUN, _text(begun))
+
+
 def finish(experiment: Experiment) -> None:
     """Write the record, which ends the experiment."""
-    text = msgspec.json.format(msgspec.json.encode(experiment), indent=2).decode() + "\n"
-    state.write_text(folder(experiment.number) / RECORD, text)
+    state.write_text(folder(experiment.number) / RECORD, _text(experiment))
 
 
 def archive(number: int, kernel: bytes, log: str) -> None:
@@ -80,21 +98,37 @@ def archive(number: int, kernel: bytes, log: str) -> None:
     state.write_text(folder(number) / "bench.log", log)
 
 
-def finished() -> list[Experiment]:
-    """All experiments that have ended, in their order; a damaged record counts as one that was never finished."""
-    found = []
-    for number in results.reserved():
-        try:
-            found.append(msgspec.json.decode((folder(number) / RECORD).read_bytes(), type=Experiment))
-        except (FileNotFoundError, msgspec.DecodeError):
-            continue
-    return found
+class Log:
+    """All experiments that have ended, read anew only where something was added."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Experiment] = {}
+
+    def finished(self) -> list[Experiment]:
+        """In their order; a damaged record counts as one that was never finished."""
+        for number in results.reserved():
+            if number not in self._known:
+                try:
+                    self._known[number] = msgspec.json.decode((folder(number) / RECORD).read_bytes(), type=Experiment)
+                except (FileNotFoundError, msgspec.DecodeError):
+                    continue
+        return [self._known[number] for number in sorted(self._known)]
+
+    def unfinished(self) -> dict[int, Begun]:
+        """Those that were begun and have not ended: under way, or killed."""
+        self.finished()
+        found = {}
+        for number in results.reserved():
+            if number not in self._known:
+                try:
+                    found[number] = msgspec.json.decode((folder(number) / BEGUN).read_bytes(), type=Begun)
+                except (FileNotFoundError, msgspec.DecodeError):
+                    continue
+        return found
 
 
-def unfinished() -> list[int]:
-    """Numbers of folders without a record: under way, or killed."""
-    done = {experiment.number for experiment in finished()}
-    return [number for number in results.reserved() if number not in done]
+def _text(record: msgspec.Struct) -> str:
+    return msgspec.json.format(msgspec.json.encode(record), indent=2).decode() + "\n"
 
 
 def diff(before: str, after: str) -> str:

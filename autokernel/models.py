@@ -73,6 +73,27 @@ def given(namespace: argparse.Namespace) -> bool:
     return any(getattr(namespace, option) is not None for option in options)
 
 
+def arguments_of(namespace: argparse.Namespace) -> list[str]:
+    """The options of `add_model_arguments` that were given, as they stand on a command line."""
+    words = []
+    for option in (
+        "model",
+        "module",
+        "class_name",
+        "pretrained",
+        "config_json",
+        "input_shape",
+        "dtype",
+        "device",
+        "model_args",
+    ):
+        value = getattr(namespace, option)
+        if value is not None:
+            texts = [",".join(map(str, value))] if option == "input_shape" else value if option == "model_args" else [value]
+            words += [f"--{option.replace('_', '-')}", *texts]
+    return words
+
+
 def source_of(namespace: argparse.Namespace) -> ModelSource:
     """The model that the command line names. The word `tiny` is already replaced by what it stands for."""
     if (namespace.model is None) == (namespace.module is None):

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -107,12 +107,46 @@ def append(row: Row) -> int:
         return _append_locked(row)
 
 
+def content() -> bytes:
+    """The file as it is."""
+    with _locked():
+        return path().read_bytes() if path().exists() else b""
+
+
+def take_back(known: bytes, others: Collection[str] = ()) -> bytes | None:
+    """Have the file as it was when `content` gave `known`, and rows that were added since for the targets `others`.
+
+    For a file that an agent has written to. Returns what it was like, or None if there was nothing to take back.
+    """
+    with _locked():
+        now = path().read_bytes() if path().exists() else b""
+        added = now[len(known) :] if now.startswith(known) else now
+        rightful = [line for line in added.splitlines(keepends=True) if _target_of(line) in others and line not in known]
+        wanted = known + b"".join(rightful)
+        if now == wanted:
+            return None
+        temporary = path().with_suffix(".restored")
+        temporary.write_bytes(wanted)
+        os.replace(temporary, path())
+    return now
+
+
+def _target_of(line: bytes) -> str:
+    fields = line.rstrip(b"\n").split(b"\t")
+    return fields[COLUMNS.index("target")].decode(errors="replace") if len(fields) == len(COLUMNS) else ""
+
+
 def reserve() -> int:
     """The next experiment number, for a row yet to come, with the folder workspace/experiments/<number>."""
     with _locked():
-        number = 1 + max((*_numbers(_text().split("\n")), *reserved()), default=0)
+        number = next_number()
         (state.WORKSPACE / "experiments" / str(number)).mkdir(parents=True)
     return number
+
+
+def next_number() -> int:
+    """The number that the next experiment will have, unless another process is faster."""
+    return 1 + max((*_numbers(_text().split("\n")), *reserved()), default=0)
 
 
 def reserved() -> list[int]:

@@ -258,6 +258,27 @@ def row_of(verdict: Verdict, description: str, tag: str, experiment: int = 0) ->
     )
 
 
+def row_unread(text: bytes, target: Target, reason: str, description: str, tag: str, experiment: int) -> results.Row:
+    """The row of a file that is no kernel for the target, which was therefore not run."""
+    versions = hardware.versions()
+    return results.Row(
+        experiment=experiment,
+        tag=tag,
+        kernel_type=target.operation,
+        correctness=Status.CRASH,
+        description=description,
+        target=target.name,
+        dtype=target.dtype,
+        shape=target.shape,
+        reason=reason,
+        kernel_sha256=hashlib.sha256(text).hexdigest(),
+        harness_sha256=harness_sha256(),
+        gpu=hardware.gpu_name(),
+        torch=versions.torch,
+        triton=versions.triton,
+    )
+
+
 def harness_sha256(names: Sequence[str] = HARNESS) -> str:
     """SHA-256 over the names and the text of everything that decides a verdict."""
     digest = hashlib.sha256()
