@@ -18,22 +18,36 @@ import argparse
 import ast
 import hashlib
 import math
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-import pandas as pd
 from rich.live import Live
 from rich.text import Text
 
-from autokernel import cli, experiments, hardware, keeping, kernels, lanes, models, pipeline, report, results, scheduler, state
+from autokernel import (
+    chronicle,
+    cli,
+    experiments,
+    hardware,
+    keeping,
+    kernels,
+    lanes,
+    models,
+    page,
+    pictures,
+    pipeline,
+    report,
+    results,
+    scheduler,
+    state,
+)
 from autokernel.agents import TUNER
 from autokernel.errors import InputError
 from autokernel.experiments import Experiment, Outcome
 from autokernel.repository import Repository
-from autokernel.state import Machine, Plan, Profile, Target, Verification
+from autokernel.state import Machine, Plan, Profile, Verification
 
 # What `run` does without arguments: GPT-2 as published on a GPU, a tiny one where Triton's interpreter runs the kernels.
 DEFAULT_MODEL = ("--model", "models/gpt2.py", "--class-name", "GPT2", "--dtype", "float16")
@@ -104,8 +118,8 @@ def _gpus(text: str) -> tuple[int, ...]:
 def choose_next() -> int:
     """Put the target that is most worth working on into kernel.py."""
     plan = state.load(Plan)
-    experiments = results.read()
-    decision = scheduler.next_target(plan, experiments)
+    tried = results.read()
+    decision = scheduler.next_target(plan, tried)
     if decision.candidate is None:
         cli.say(decision.kind.value, decision.reason)
         return cli.OK
@@ -116,7 +130,7 @@ def choose_next() -> int:
         source = state.WORKSPACE / f"{target.name}.py"
         if not source.is_file():
             raise InputError(f"workspace/{target.name}.py is missing: run `{Plan.MADE_BY}` to make it again")
-        put_away(plan, experiments)
+        keeping.put_away(plan)
         state.write_text(kernels.KERNEL, source.read_text(encoding="utf-8"))
         state.save(msgspec.structs.replace(plan, current=target.name))
         kernel = f"kernel.py (copy of workspace/{target.name}.py)"
@@ -133,61 +147,6 @@ def choose_next() -> int:
     cli.say("best_speedup", report.figure(decision.candidate.best_speedup, ".3f"))
     cli.say("experiments", decision.candidate.experiments)
     return cli.OK
-
-
-def put_away(plan: Plan, experiments: pd.DataFrame) -> None:
-    """Lose nothing of kernel.py before it is overwritten.
-
-    A version judged PASS for the current target goes to workspace/<target>.py, where verify.py looks for it, unless a faster
-    one is there. Any other that is nowhere else (git's HEAD, the workspace, the starters) goes to workspace/saved/.
-    """
-    if not kernels.KERNEL.is_file():
-        return
-    content = kernels.KERNEL.read_bytes()
-    elsewhere = [*state.WORKSPACE.glob("kernel_*.py"), *kernels.STARTERS.glob("*.py")]
-    if content in [path.read_bytes() for path in elsewhere]:
-        return
-    current = next((target for target in plan.targets if target.name == plan.current), None)
-    if current is not None and _keep(current, content, scheduler.experiments_of(current, experiments)):
-        return
-    if content != _committed(kernels.KERNEL):
-        cli.say("saved", f"{_shown(_save(plan.current or 'kernel', content))} is kernel.py as it was")
-
-
-def _keep(target: Target, content: bytes, rows: pd.DataFrame) -> bool:
-    # put a kernel that passed, and is no slower than the one there, into the target's own file
-    speed = _speed(rows, content)
-    home = state.WORKSPACE / f"{target.name}.py"
-    incumbent = home.read_bytes() if home.is_file() else None
-    if speed is None or (incumbent is not None and speed < (_speed(rows, incumbent) or 0.0)):
-        return False
-    if incumbent is not None:
-        _save(target.name, incumbent)
-    state.write_text(home, content.decode())
-    cli.say("kept", f"{_shown(home)} is now kernel.py, which passed")
-    return True
-
-
-def _speed(rows: pd.DataFrame, content: bytes) -> float | None:
-    # best speed-up of this very text among its passes; 0 if it passed unmeasured, None if it never passed
-    sha256 = hashlib.sha256(content).hexdigest()
-    passed = rows[(rows["correctness"] == "PASS") & (rows["kernel_sha256"] == sha256)]
-    return None if passed.empty else float(passed["speedup_vs_pytorch"].fillna(0.0).max())
-
-
-def _save(name: str, content: bytes) -> Path:
-    path = state.WORKSPACE / "saved" / f"{name}_{hashlib.sha256(content).hexdigest()[:8]}.py"
-    state.write_text(path, content.decode())
-    return path
-
-
-def _committed(path: Path) -> bytes | None:
-    # the text in git's HEAD; None outside a repository, without git, or when it was never committed
-    try:
-        shown = subprocess.run(["git", "show", f"HEAD:./{path.name}"], cwd=path.parent, capture_output=True, check=False)
-    except FileNotFoundError:
-        return None
-    return shown.stdout if shown.returncode == 0 else None
 
 
 def _kernel_type(path: Path) -> str | None:
@@ -215,7 +174,9 @@ def keep_or_revert() -> int:
     home = keeping.home(target.name)
     if not home.is_file() or not kernels.KERNEL.is_file():
         missing = kernels.KERNEL if home.is_file() else home
-        raise InputError(f"{_shown(missing)} is missing: run `uv run orchestrate.py next` to have the kept version there")
+        raise InputError(
+            f"{keeping.shown(missing)} is missing: run `uv run orchestrate.py next` to have the kept version there"
+        )
     repository = Repository.at(state.ROOT)
     others = [name for name in repository.changed() if name != kernels.KERNEL.name] if repository else []
     if others:
@@ -305,25 +266,38 @@ def status_text() -> str:
 
 
 def show_report() -> int:
-    """Write workspace/report.md and report.png and print the former."""
+    """Write workspace/report.md, its pictures and report.html, and print the first."""
     print(write_report())
     return cli.OK
 
 
 def write_report() -> str:
-    """Write both files; the text."""
+    """Write all of it; the text."""
     profile, plan = state.load_if_there(Profile), state.load_if_there(Plan)
     candidates = scheduler.rank(plan, results.read()) if plan is not None else []
-    text = report.markdown(state.load_if_there(Machine), profile, plan, candidates, state.load_if_there(Verification))
+    tried = experiments.Log().finished()
+    night = chronicle.section(lanes.night_lines(), tried, _diff_of)
+    text = report.markdown(state.load_if_there(Machine), profile, plan, candidates, state.load_if_there(Verification), night)
+    drawn: dict[str, tuple[str, bytes | None]] = {}
     if profile is not None:
         report.plot(state.WORKSPACE / report.PLOT, profile, candidates)
-        text += f"\n![Where the time goes]({report.PLOT})\n"
+        drawn[report.PLOT] = ("Where the time goes", (state.WORKSPACE / report.PLOT).read_bytes())
+    if plan is not None:
+        drawn["report_time.png"] = ("Before and after", pictures.time_split(plan, candidates))
+        drawn["report_roofline.png"] = ("On the roofline", pictures.roofline(candidates, hardware.limits()))
+        drawn["report_progress.png"] = ("Progress of each kernel", pictures.progress(tried))
+    pngs = {name: png for name, (_, png) in drawn.items() if png is not None}
+    for name, png in pngs.items():
+        text += f"\n![{drawn[name][0]}]({name})\n"
+        (state.WORKSPACE / name).write_bytes(png)
     state.write_text(state.WORKSPACE / "report.md", text)
+    state.write_text(state.WORKSPACE / "report.html", page.page("AutoKernel report", text, pngs))
     return text
 
 
-def _shown(path: Path) -> str:
-    return str(path.relative_to(state.ROOT))
+def _diff_of(experiment: Experiment) -> str:
+    path = experiments.folder(experiment.number) / "change.diff"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 # run ----------------------------------------------------------------------------------------------------------------
@@ -361,7 +335,7 @@ def _end(verdicts: dict[str, str]) -> int:
         cli.say(name, verdict)
     correct = pipeline.verify()
     print(write_report())
-    cli.say("report", _shown(state.WORKSPACE / "report.md"))
+    cli.say("report", keeping.shown(state.WORKSPACE / "report.md"))
     return cli.OK if correct and all(verdict == "PASS" for verdict in verdicts.values()) else cli.FAILED
 
 

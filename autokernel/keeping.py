@@ -3,12 +3,14 @@
 The kept version of a target is workspace/<target>.py. `decide` depends on rows alone, so who asks again gets the same answer.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from autokernel import kernels, results, state
+from autokernel import cli, kernels, results, state
 from autokernel.repository import Repository
 from autokernel.results import Row, Status
+from autokernel.state import Plan
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,42 @@ def message_of(row: Row, reason: str) -> str:
         f"harness {row.harness_sha256[:12]}.",
     )
     return "\n".join(" ".join(line.split()) for line in lines) + "\n"
+
+
+def put_away(plan: Plan) -> None:
+    """Lose nothing of kernel.py before it is overwritten.
+
+    A version that is to be kept goes to workspace/<target>.py, where verify.py looks for it. Any other that is nowhere else
+    (git's HEAD, the workspace, the starters) goes to workspace/saved/.
+    """
+    if not kernels.KERNEL.is_file():
+        return
+    content = kernels.KERNEL.read_bytes()
+    elsewhere = [*state.WORKSPACE.glob("kernel_*.py"), *kernels.STARTERS.glob("*.py")]
+    if content in [path.read_bytes() for path in elsewhere]:
+        return
+    row = results.last_for(hashlib.sha256(content).hexdigest(), plan.current) if plan.current is not None else None
+    if row is not None and decide(row, kept_row(row.target)).keep:
+        if home(row.target).is_file():
+            _save(row.target, home(row.target).read_bytes())
+        state.write_text(home(row.target), content.decode())
+        cli.say("kept", f"{shown(home(row.target))} is now kernel.py, which is to be kept")
+    elif content != _committed():
+        cli.say("saved", f"{shown(_save(plan.current or 'kernel', content))} is kernel.py as it was")
+
+
+def _save(name: str, content: bytes) -> Path:
+    path = state.WORKSPACE / "saved" / f"{name}_{hashlib.sha256(content).hexdigest()[:8]}.py"
+    state.write_text(path, content.decode())
+    return path
+
+
+def _committed() -> bytes | None:
+    """kernel.py in git's HEAD; None outside of a repository, or when it was never committed."""
+    repository = Repository.at(kernels.KERNEL.parent)
+    return None if repository is None else repository.committed(kernels.KERNEL)
+
+
+def shown(path: Path) -> str:
+    """The path from the root of the project."""
+    return str(path.relative_to(state.ROOT))

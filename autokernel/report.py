@@ -53,16 +53,18 @@ def markdown(
     plan: Plan | None,
     candidates: Sequence[Candidate],
     verification: Verification | None,
+    night: str = "",
 ) -> str:
-    """The whole report. What is missing (None) is said in one line, with the command that makes it."""
+    """The whole report. What is missing (None) is said in one line, with the command that makes it; `night` is a section."""
     sections = [
         "# AutoKernel report",
         _machine(machine),
         _profile(profile),
         _targets(profile, plan, candidates),
         _verification(plan, verification),
+        night,
     ]
-    return "\n\n".join(sections) + "\n"
+    return "\n\n".join(filter(None, sections)) + "\n"
 
 
 def plot(path: Path, profile: Profile, candidates: Sequence[Candidate]) -> None:

@@ -86,12 +86,12 @@ class Workbench:
         ending it. A fault of the judge ends it too; after FAULTS of them in a row it goes on.
         """
         try:
-            self._place(trial)
             if trial.with_agent:
-                offences = self._ask(trial, busy)
+                self._place(trial)
+                ended = self._end(trial, self._ask(trial, busy))
             else:
-                trial.edit, offences = Edit("its first version"), []
-            ended = self._end(trial, offences)
+                trial.edit, trial.text = Edit("its first version"), trial.kept
+                ended = self._judge_and_settle(trial)
         except KeyboardInterrupt:
             self._restore(trial)
             self._finish(trial, Outcome.INTERRUPTED, "by the user")
@@ -172,21 +172,24 @@ class Workbench:
             return self._finish(trial, outcome, reason)
         trial.text = text
         trial.row = known_row(trial.target, text)
-        if trial.row is not None and trial.with_agent:
+        if trial.row is not None:
             self._restore(trial)
             return self._finish(
                 trial, Outcome.REPEATED, f"the version of experiment {trial.row.experiment}, {trial.row.correctness}"
             )
+        return self._judge_and_settle(trial)
+
+    def _judge_and_settle(self, trial: Trial) -> Experiment:
         began = time.monotonic()
         trial.row = self._judge(trial)
         trial.judge_s = time.monotonic() - began
         return self._settle(trial, hashlib.sha256(trial.kept.encode()).hexdigest())
 
     def _judge(self, trial: Trial) -> Row:
-        """Judge kernel.py and write its row."""
+        """Judge the version and write its row."""
         target, number, text = trial.target, trial.number, trial.text.encode()
         try:
-            kernel = kernels.read(self.kernel)
+            kernel = kernels.read(self.kernel if trial.with_agent else keeping.home(target.name))
             if kernel.operation.name != target.operation:
                 raise InputError(f"KERNEL_TYPE is {kernel.operation.name!r}, but {target.name} is a {target.operation}")
         except InputError as fault:
@@ -250,6 +253,8 @@ class Workbench:
 
     def _restore(self, trial: Trial) -> None:
         """Put the kept version back into kernel.py; what was in its place is in the experiment's folder."""
+        if not trial.with_agent:
+            return  # kernel.py was not touched
         there = self.kernel.read_text(encoding="utf-8", errors="replace") if self.kernel.is_file() else ""
         if there == trial.kept:
             return
@@ -291,6 +296,6 @@ def _without_judgement(trial: Trial, offences: list[str]) -> tuple[Outcome | Non
         return Outcome.REFUSED, f"it changed {', '.join(offences)}, and may change kernel.py alone"
     if edit.fault is Outcome.AGENT_TIMEOUT or (edit.fault is not None and not trial.text):
         return edit.fault, edit.reason
-    if trial.with_agent and not trial.text:
+    if not trial.text:
         return Outcome.UNCHANGED, "nothing more to try" if edit.exhausted else "kernel.py was left as it was"
     return None, ""
