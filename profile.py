@@ -30,7 +30,8 @@ else:
     import torch
 
     from autokernel import breakdown, cli, hardware, models, profiling, report
-    from autokernel.capture import Capture, NotCapturable, capture, shortened
+    from autokernel.capture import Capture, NotCapturable, shortened
+    from autokernel.pieces import Pieces, capture_or_pieces
     from autokernel.state import ROOT, Profile, ProfileRow, UnmatchedRow, save
 
 # In the tables; profile.json has them all.
@@ -57,13 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     unmatched: tuple[UnmatchedRow, ...]
     reason = ""
     try:
-        captured = capture(loaded.model, args, kwargs)
+        captured = capture_or_pieces(loaded.model, args, kwargs)
     except NotCapturable as fault:
         reason = fault.reason
         cli.note("profiling its operators")
+        graphs = 0
         owned, calls = profiling.run_operators(loaded.model, args, kwargs, device)
         unmatched, total_us = breakdown.of_operators(owned, calls)
     else:
+        reason, graphs = captured.reason, len(captured.parts)
         _note_refusals(captured)
         cli.note(f"profiling {len(captured.regions)} operations")
         owned = profiling.run_graph(captured, args, kwargs, device)
@@ -75,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         gpu=hardware.gpu_name() if on_gpu else "cpu",
         versions=hardware.versions(),
         clock="gpu kernels" if on_gpu else "cpu operators",
-        captured=not reason,
+        captured=graphs > 0,
+        graphs=graphs,
         not_captured_because=reason,
         total_us=total_us,
         wall_us=wall_us,
@@ -87,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.OK
 
 
-def _note_refusals(captured: Capture) -> None:
+def _note_refusals(captured: Capture | Pieces) -> None:
     counts: dict[str, int] = {}
     for refusal in captured.refused:
         text = f"{refusal.region.operation}: {refusal.reason}"
@@ -106,9 +110,11 @@ def _print(profile: Profile, limits: hardware.Limits | None, path: Path) -> None
     cli.say("ceilings", report.UNMEASURED if limits is None else limits.origin)
     cli.say("total_us", f"{profile.total_us:.1f}")
     cli.say("wall_us", f"{profile.wall_us:.1f}")
-    cli.say("captured", "yes" if profile.captured else "no")
-    if not profile.captured:
+    pieces = "yes" if not profile.not_captured_because else f"in {profile.graphs} pieces, between which Python decides"
+    cli.say("captured", pieces if profile.captured else "no")
+    if profile.not_captured_because:
         cli.say("not_captured_because", profile.not_captured_because)
+    if not profile.captured:
         cli.say("left_out", "extract.py and verify.py need the graph of this model, which torch.export could not make")
     cli.say("regions", sum(row.count for row in profile.rows))
     cli.say("matched_share", f"{matched:.4f}")

@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 
 from autokernel import cli, contest, diagnosis, hardware, memory, models, optimized, report, state, verification
-from autokernel.capture import Capture, NotCapturable, capture
+from autokernel.capture import Capture, NotCapturable
 from autokernel.contest import Contest
 from autokernel.errors import InputError
 from autokernel.judge import cases
 from autokernel.models import LoadedModel
+from autokernel.pieces import Pieces, capture_or_pieces
 from autokernel.state import Machine, Plan, Replacement, Verification
 from autokernel.substitute import Substitution, substitute
 from autokernel.verification import Accuracy, Choice, Inputs
@@ -120,7 +121,8 @@ def verify(
     )
     cli.say("verification", state.save(found))
     if folder is not None:
-        cli.say("saved", save(folder, found, choice))
+        pieces = "nothing: apply() needs a model that is one graph"
+        cli.say("saved", pieces if captured.reason else save(folder, found, choice))
     return cli.OK if accuracy.correct else cli.FAILED
 
 
@@ -137,14 +139,17 @@ def save(folder: Path, found: Verification, choice: Choice) -> str:
     return f"{folder} ({len(used)} kernels)"
 
 
-def captured_model(loaded: LoadedModel, batch: Inputs) -> Capture:
-    """The model's graph; InputError if it cannot be captured."""
+def captured_model(loaded: LoadedModel, batch: Inputs) -> Capture | Pieces:
+    """The model's graph, or its pieces; InputError if it cannot be captured."""
     args, kwargs = batch
     try:
-        return capture(loaded.model, args, kwargs)
+        captured = capture_or_pieces(loaded.model, args, kwargs)
     except NotCapturable as fault:
         name = loaded.source.class_name
         raise InputError(f"{name} cannot be captured, so no kernel can be put into it ({fault.reason})") from None
+    if captured.reason:
+        cli.note(f"{loaded.source.class_name} is no single graph ({captured.reason}): it runs in {len(captured.parts)} pieces")
+    return captured
 
 
 def replacements_of(choice: Choice, substitution: Substitution) -> tuple[Replacement, ...]:
@@ -165,14 +170,14 @@ def replacements_of(choice: Choice, substitution: Substitution) -> tuple[Replace
 
 
 def hold_contest(
-    loaded: LoadedModel, captured: Capture, choice: Choice, batches: Sequence[Inputs], modes: Sequence[str]
+    loaded: LoadedModel, captured: Capture | Pieces, choice: Choice, batches: Sequence[Inputs], modes: Sequence[str]
 ) -> Contest:
     """Time every way to run the model; ours with the kernels that make it faster."""
     names = [chosen.target.name for chosen in choice.chosen]
     return contest.hold(loaded.model, names, lambda used: with_kernels(captured, choice, used).module, batches, modes)
 
 
-def with_kernels(captured: Capture, choice: Choice, used: Collection[str]) -> Substitution:
+def with_kernels(captured: Capture | Pieces, choice: Choice, used: Collection[str]) -> Substitution:
     """The model with the kernels of these targets alone."""
     targets = choice.targets()
     kernels = {region: kernel for region, kernel in choice.kernels().items() if targets[region] in used}
@@ -181,7 +186,7 @@ def with_kernels(captured: Capture, choice: Choice, used: Collection[str]) -> Su
 
 def in_use(
     loaded: LoadedModel,
-    captured: Capture,
+    captured: Capture | Pieces,
     choice: Choice,
     batches: Sequence[Inputs],
     exact: Sequence[list[torch.Tensor]],

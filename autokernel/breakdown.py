@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 from torch import fx
 
 from autokernel import ops
-from autokernel.capture import Call, Capture, call_of, node_site, site_names
+from autokernel.capture import Call, Capture, call_of, node_site
 from autokernel.graph import Region
 from autokernel.hardware import DTYPES, Limits, dtype
+from autokernel.pieces import Pieces
 from autokernel.profiling import Owned
 from autokernel.state import KernelTime, ProfileRow, UnmatchedRow
 
@@ -19,11 +20,11 @@ Timed = TypeVar("Timed", KernelTime, ProfileRow, UnmatchedRow)
 
 
 def of_graph(
-    capture: Capture, owned: Owned, limits: Limits | None
+    capture: Capture | Pieces, owned: Owned, limits: Limits | None
 ) -> tuple[tuple[ProfileRow, ...], tuple[UnmatchedRow, ...], float]:
     """(rows, unmatched rows, total in us) of a captured model, both by time, largest first. `limits` None: unmeasured."""
     total = _total(owned)
-    names = site_names(capture.regions)
+    names = capture.names
     calls = {region: call_of(region) for region in capture.regions}
     groups = _grouped(capture.regions, lambda region: calls[region].key)
     rows = [

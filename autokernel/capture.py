@@ -8,9 +8,9 @@ import json
 import re
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -45,7 +45,7 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Capture:
     """The graph of a model and the operations found in it.
 
@@ -57,6 +57,21 @@ class Capture:
     # Disjoint, in the order of their outputs in the graph; each can be replaced by one call at the place of its output.
     regions: tuple[Region, ...]
     refused: tuple[Refusal, ...] = ()
+    reason: ClassVar[str] = ""  # why it is not one graph
+
+    @property
+    def parts(self) -> "tuple[Capture, ...]":
+        """The graphs that the model consists of: this one."""
+        return (self,)
+
+    @property
+    def names(self) -> dict[Region, str]:
+        """A name for each region, as of `site_names`."""
+        return site_names(self.regions)
+
+    def runner(self, modules: "Mapping[Capture, Callable[..., Any]]") -> Callable[..., Any]:
+        """The model with something in place of its graph."""
+        return modules[self]
 
 
 @dataclass(frozen=True)
@@ -82,7 +97,7 @@ def capture(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             # The check of the inputs would be one more node that computes nothing.
             module = exported.module(check_guards=False)
     except Exception as fault:  # export runs the model's own code and reports in many types: each means "not capturable"
-        raise NotCapturable(_first_line(fault)) from fault
+        raise NotCapturable(first_line(fault)) from fault
     assert isinstance(module, fx.GraphModule)
     regions, refused = select(module, (region for name in ops.names() for region in ops.get(name).match(module)))
     return Capture(module, regions, refused)
@@ -132,10 +147,16 @@ def site_names(regions: Iterable[Region]) -> dict[Region, str]:
 
     The second time that an operation occurs in a module `#2` is appended, and so on. "model" is the model itself.
     """
+    return numbered(
+        {region: common_path([node_site(node) for node in region.nodes if node.op == "call_function"]) for region in regions}
+    )
+
+
+def numbered(paths: Mapping[Region, str]) -> dict[Region, str]:
+    """The names of `site_names` from the paths of the modules."""
     names: dict[Region, str] = {}
     seen: dict[tuple[str, str], int] = defaultdict(int)
-    for region in regions:
-        path = _common([node_site(node) for node in region.nodes if node.op == "call_function"])
+    for region, path in paths.items():
         seen[region.operation, path] += 1
         repeat = seen[region.operation, path]
         names[region] = (path or "model") + (f"#{repeat}" if repeat > 1 else "")
@@ -179,7 +200,8 @@ def _runs(numbers: Sequence[str]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
 
 
-def _common(paths: Sequence[str]) -> str:
+def common_path(paths: Sequence[str]) -> str:
+    """The innermost module that holds all of these; "" for the model itself."""
     split = [path.split(".") for path in paths]
     shared = []
     for parts in zip(*split, strict=False):
@@ -241,7 +263,7 @@ def _why_no_kernel(region: Region) -> str | None:
         with mode, torch.no_grad():
             result = region.finish(ops.get(region.operation).reference(**arguments))
     except (RuntimeError, TypeError, ValueError, StopIteration) as fault:
-        return f"the operation refuses its arguments ({_first_line(fault)})"
+        return f"the operation refuses its arguments ({first_line(fault)})"
     expected = graph.value(region.output)
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return (
@@ -268,6 +290,7 @@ def _mutates(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
-def _first_line(fault: BaseException) -> str:
+def first_line(fault: BaseException) -> str:
+    """What it is and the first line of what it says."""
     text = " ".join((str(fault).strip() or type(fault).__name__).splitlines()[0].split())
     return textwrap.shorten(f"{type(fault).__name__}: {text}", _LONGEST_REASON, placeholder=" ...")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autokernel import ops
 from autokernel.capture import Capture
+from autokernel.pieces import Pieces
 from autokernel.substitute import Site, observed, substitute
 from autokernel.verification import Choice, Inputs, cast, distance, full_precision, relative_error
 
@@ -40,7 +41,7 @@ class Diagnosis:
 
 
 def diagnose(
-    captured: Capture, choice: Choice, batch: Inputs, exact: list[Tensor], dtype: torch.dtype, limit: float
+    captured: Capture | Pieces, choice: Choice, batch: Inputs, exact: list[Tensor], dtype: torch.dtype, limit: float
 ) -> Diagnosis:
     """Follow the error through the sites for one input, then leave one kernel out at a time.
 

@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import _pytree as pytree
 
 from autokernel.capture import Capture
+from autokernel.pieces import Pieces
 from autokernel.state import KernelTime
 
 _LABEL = "autokernel range "
@@ -57,43 +58,50 @@ class Work:
 Owned = dict[Hashable, tuple[KernelTime, ...]]
 
 
-def run_graph(capture: Capture, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Owned:
+def run_graph(capture: Capture | Pieces, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device) -> Owned:
     """Time of one forward pass by owner: a `Region`, or a node outside every region; None for work outside every node."""
     owners: dict[fx.Node, Hashable] = {node: region for region in capture.regions for node in region.nodes}
-    # The arguments as the placeholders take them: export flattens (args, kwargs) in this order.
-    leaves = pytree.tree_leaves((tuple(args), dict(kwargs)))
-    runner = _Ranges(capture.module)
+    nodes: list[fx.Node] = []
+    runners: dict[Capture, _Ranges] = {}
+    for part in capture.parts:
+        runners[part] = _Ranges(part.module, len(nodes))
+        nodes += part.module.graph.nodes
+    run = capture.runner({part: runner.call for part, runner in runners.items()})
 
     def forward(passage: int) -> None:
-        runner.passage = passage
-        runner.run(*leaves, enable_io_processing=False)
+        for runner in runners.values():
+            runner.passage = passage
+        run(*args, **kwargs)
 
     events = _profiled(forward, device)
     spans = []
     for event in _ranges_in(events):
         passage, index = (int(part) for part in event.name.removeprefix(_LABEL).split())
-        node = runner.nodes[index]
-        spans.append(Span(event.time_range.start, event.time_range.end, owners.get(node, node), passage))
+        spans.append(Span(event.time_range.start, event.time_range.end, owners.get(nodes[index], nodes[index]), passage))
     passes = PASSES[device.type]
-    expected = passes * sum(node.op in _COMPUTES for node in runner.nodes)
+    expected = passes * sum(node.op in _COMPUTES for node in nodes)
     if len(spans) != expected:
         raise RuntimeError(f"the profiler recorded {len(spans)} of {expected} ranges: profile again")
     return attribute(_work_in(events, device), spans, passes)
 
 
 class _Ranges(fx.Interpreter):
-    """Runs each node that computes in a profiler range named after the forward pass and the node's place in the graph."""
+    """Runs each node that computes in a profiler range named after the forward pass and the node's number, from `first`."""
 
-    def __init__(self, module: fx.GraphModule) -> None:
+    def __init__(self, module: fx.GraphModule, first: int) -> None:
         super().__init__(module)
-        self.nodes = list(module.graph.nodes)
         self.passage = 0
-        self._place = {node: place for place, node in enumerate(self.nodes)}
+        self._number = {node: first + place for place, node in enumerate(module.graph.nodes)}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's arguments; its results as a flat sequence."""
+        # as the placeholders take them: export flattens (args, kwargs) in this order
+        return self.run(*pytree.tree_leaves((args, kwargs)), enable_io_processing=False)
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op not in _COMPUTES:
             return super().run_node(n)
-        with record_function(f"{_LABEL}{self.passage} {self._place[n]}"):
+        with record_function(f"{_LABEL}{self.passage} {self._number[n]}"):
             return super().run_node(n)
 
 

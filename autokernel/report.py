@@ -131,6 +131,8 @@ def _profile(profile: Profile | None) -> str:
     ]
     if not profile.captured:
         lines.append(f"The model could not be captured ({profile.not_captured_because}): no sites, no targets.")
+    elif profile.not_captured_because:
+        lines.append(f"The model is captured in {profile.graphs} pieces, not in one ({profile.not_captured_because}).")
     rows: list[Sequence[Any]] = [
         (
             row.operation,

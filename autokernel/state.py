@@ -139,8 +139,9 @@ class Profile(State, frozen=True, forbid_unknown_fields=True, kw_only=True):
     gpu: str  # "cpu" without one
     versions: Versions
     clock: str  # "gpu kernels" or "cpu operators"
-    captured: bool  # False: the model could not be exported; rows are operators without sites
-    not_captured_because: str
+    captured: bool  # False: nothing of the model could be exported; rows are operators without sites
+    graphs: int = 1  # more where it is captured in pieces, 0 where it is not
+    not_captured_because: str  # why it is not one graph; "" if it is
     total_us: float  # sum of all rows, one forward pass
     wall_us: float  # of the unmodified model, eager, one forward pass
     rows: tuple[ProfileRow, ...]  # by time, largest first

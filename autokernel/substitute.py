@@ -3,18 +3,20 @@
 The model itself is never touched: the copy shares its parameters and buffers, and only the copy's graph is edited.
 """
 
+import itertools
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from autokernel import graph
-from autokernel.capture import Capture, site_names
+from autokernel.capture import Capture
 from autokernel.errors import InputError
 from autokernel.graph import Region, aten
+from autokernel.pieces import Pieces
 
 # They fail, or read other elements, when a tensor's strides are not those seen during capture.
 _STRIDE_BOUND = {
@@ -113,10 +115,13 @@ class Substitution:
     `module` takes the model's arguments and shares its weights; `sites` are the places, in graph order.
     """
 
-    def __init__(self, captured: Capture, module: fx.GraphModule, sites: tuple[Site, ...]) -> None:
+    def __init__(self, captured: Capture | Pieces, modules: dict[Capture, fx.GraphModule], sites: tuple[Site, ...]) -> None:
+        module = captured.runner(modules)
+        assert isinstance(module, nn.Module)
         self.captured = captured
         self.module = module
         self.sites = sites
+        self._modules = modules
 
     def reset_counts(self) -> None:
         """Set the calls and copies of every site to 0."""
@@ -132,15 +137,17 @@ class Substitution:
                 raise SiteFault(site, f"was called {site.calls} times in {forwards} forward passes, not once in each")
 
     def restore(self) -> None:
-        """Take the kernels out again: `module` computes the captured graph, node by node."""
-        graph_copy, _ = _copy(self.captured.module.graph)
-        self.module.graph = graph_copy
+        """Take the kernels out again: `module` computes what was captured, node by node."""
+        for part, module in self._modules.items():
+            module.graph, _ = _copy(part.module.graph)
 
 
 def substitute(
-    captured: Capture, kernels: Mapping[Region, Callable[..., Any]], targets: Mapping[Region, str] | None = None
+    captured: Capture | Pieces,
+    kernels: Mapping[Region, Callable[..., Any]],
+    targets: Mapping[Region, str] | None = None,
 ) -> Substitution:
-    """A copy of the captured graph in which each region of `kernels` is one call of its kernel.
+    """A copy of what was captured in which each region of `kernels` is one call of its kernel.
 
     `targets` names what is put there, for messages and code; by default the operation. Nodes that nothing needs any more, such
     as a mask, go too. ValueError for regions of another capture or ones that overlap.
@@ -148,48 +155,62 @@ def substitute(
     unknown = set(kernels) - set(captured.regions)
     if unknown:
         raise ValueError(f"{len(unknown)} regions are not of this capture, such as that of {next(iter(unknown)).output}")
-    names = site_names(captured.regions)
+    names, sites = captured.names, []
+    modules = {}
+    for part in captured.parts:
+        chosen = [region for region in part.regions if region in kernels]
+        found = [
+            Site(region, kernels[region], names[region], targets[region] if targets is not None else region.operation)
+            for region in chosen
+        ]
+        modules[part] = _with_sites(part, found)
+        sites += found
+    return Substitution(captured, modules, tuple(sites))
+
+
+def _with_sites(captured: Capture, sites: Iterable[Site]) -> fx.GraphModule:
+    """A copy of the graph that calls the sites."""
     new_graph, copies = _copy(captured.module.graph)
     # Built before the edit, so that it holds every weight and buffer that `restore` needs.
     module = fx.GraphModule(captured.module, new_graph)
-    sites = []
     replaced: set[fx.Node] = set()  # nodes of the captured graph
     stale: set[fx.Node] = set()  # their copies
-    for region in captured.regions:
-        if region not in kernels:
-            continue
+    for site in sites:
+        region = site.region
         if not replaced.isdisjoint(region.nodes):
             raise ValueError(f"the region of {region.output} overlaps another one")
         replaced.update(region.nodes)
         stale.update(copies[node] for node in region.nodes)
-        target = targets[region] if targets is not None else region.operation
-        site = Site(region, kernels[region], names[region], target)
         old = copies[region.output]
         call = _call_site(new_graph, site, old, [copies[node] for node in region.inputs])
         old.replace_all_uses_with(call)
         copies[region.output] = call  # an input of a later region may be the value of this one
-        sites.append(site)
     _erase_unneeded(new_graph, stale)
     new_graph.lint()
     module.recompile()
-    return Substitution(captured, module, tuple(sites))
-
-
-def observed(captured: Capture, probes: Mapping[Region, Callable[..., None]]) -> fx.GraphModule:
-    """A copy of the captured graph that also calls `probe(output, *inputs)` after each region; it computes the same."""
-    new_graph, copies = _copy(captured.module.graph)
-    module = fx.GraphModule(captured.module, new_graph)
-    for number, (region, probe) in enumerate(probes.items()):
-
-        def call(*values: Any, probe: Callable[..., None] = probe) -> None:
-            probe(*values)
-
-        call.__name__ = f"probe_{number}"
-        values = [copies[node] for node in (region.output, *region.inputs)]
-        with new_graph.inserting_after(_last(new_graph, values)):
-            new_graph.call_function(call, tuple(values))
-    module.recompile()
     return module
+
+
+def observed(captured: Capture | Pieces, probes: Mapping[Region, Callable[..., None]]) -> Callable[..., Any]:
+    """The model with a call of `probe(output, *inputs)` after each region; it computes the same."""
+    numbers = itertools.count()
+    modules = {}
+    for part in captured.parts:
+        new_graph, copies = _copy(part.module.graph)
+        modules[part] = fx.GraphModule(part.module, new_graph)
+        for region in part.regions:
+            if region not in probes:
+                continue
+
+            def call(*values: Any, probe: Callable[..., None] = probes[region]) -> None:
+                probe(*values)
+
+            call.__name__ = f"probe_{next(numbers)}"
+            values = [copies[node] for node in (region.output, *region.inputs)]
+            with new_graph.inserting_after(_last(new_graph, values)):
+                new_graph.call_function(call, tuple(values))
+        modules[part].recompile()
+    return captured.runner(modules)
 
 
 def needs_strides(node: fx.Node) -> bool:

@@ -19,6 +19,7 @@ from autokernel.errors import InputError
 from autokernel.graph import Region
 from autokernel.kernels import Kernel
 from autokernel.models import LoadedModel
+from autokernel.pieces import Pieces
 from autokernel.state import Plan, Target
 from autokernel.substitute import SiteFault, Substitution
 
@@ -61,7 +62,7 @@ class Choice:
         return {region: chosen.target.name for chosen in self.chosen for region in chosen.regions}
 
 
-def choose(plan: Plan, captured: Capture) -> Choice:
+def choose(plan: Plan, captured: Capture | Pieces) -> Choice:
     """The plan's kernels for the regions of this capture that make the very calls of its targets.
 
     The file of a target is workspace/<name>.py, and kernel.py while it is the plan's current one. A kernel whose last

@@ -215,6 +215,7 @@ class Branching(nn.Module):
         super().__init__()
         self.layer = nn.Linear(16, 16)
 
+    @torch.compiler.disable  # so that there are no pieces either
     def forward(self, x):
         y = self.layer(x)
         return y.relu() if y.sum() > 0 else y.sigmoid()
