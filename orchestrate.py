@@ -181,7 +181,7 @@ def keep_or_revert() -> int:
     others = [name for name in repository.changed() if name != kernels.KERNEL.name] if repository else []
     if others:
         raise InputError(f"only kernel.py may change, but so did {', '.join(others)}: put back what is not yours to change")
-    text, kept = kernels.KERNEL.read_text(encoding="utf-8"), home.read_text(encoding="utf-8")
+    text, kept = keeping.text_of(kernels.KERNEL), keeping.text_of(home)
     row = results.last_for(kernels.sha256_of(kernels.KERNEL), target.name)
     if row is None:
         raise InputError(f"this version of kernel.py was not judged for {target.name}: run `uv run bench.py` first")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from autokernel import experiments, prompt, results, tuner
+from autokernel import experiments, keeping, prompt, results, tuner
 from autokernel.errors import InputError
 from autokernel.experiments import Outcome
 from autokernel.results import Status
@@ -68,7 +68,7 @@ class Tuner:
 
     def edit(self, task: Task) -> Edit:
         """Write the next version; exhausted when nothing promising is left."""
-        text = task.kernel.read_text(encoding="utf-8")
+        text = keeping.text_of(task.kernel)
         try:
             proposal = tuner.propose(text, _attempts(task.target))
         except InputError as fault:

@@ -48,6 +48,11 @@ def home(target: str) -> Path:
     return state.WORKSPACE / f"{target}.py"
 
 
+def text_of(path: Path) -> str:
+    """The text of a kernel file, its line ends as they are."""
+    return path.read_bytes().decode()
+
+
 def kept_row(target: str) -> Row | None:
     """The last row of a target's kept version; None: there is none, or it was not judged."""
     path = home(target)

@@ -151,7 +151,7 @@ class Lane:
 
 def _is_judged(target: Target) -> bool:
     home = keeping.home(target.name)
-    return home.is_file() and known_row(target, home.read_text(encoding="utf-8")) is not None
+    return home.is_file() and known_row(target, keeping.text_of(home)) is not None
 
 
 def _lock_of(target: str) -> filelock.FileLock:

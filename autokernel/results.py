@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Collection, Iterator
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -226,12 +227,14 @@ def _rows() -> Iterator[Row]:
         if not line:
             continue
         try:
-            yield _read_row(line.split("\t"))
+            yield _read_row(line)
         except (ValueError, msgspec.ValidationError) as fault:
             cli.note(f"warning: line {number} of {path().name} is incomplete or damaged and is left out ({fault})")
 
 
-def _read_row(fields: list[str]) -> Row:
+@lru_cache(maxsize=1 << 16)  # lines are never rewritten, and a night reads them again and again
+def _read_row(line: str) -> Row:
+    fields = line.split("\t")
     if len(fields) != len(COLUMNS):
         raise ValueError(f"{len(fields)} fields, not {len(COLUMNS)}")
     return msgspec.convert({name: _read_field(name, field) for name, field in zip(COLUMNS, fields, strict=True)}, Row)

@@ -29,7 +29,8 @@ from autokernel.repository import Repository
 from autokernel.results import Row, Status
 from autokernel.state import Plan, Target
 
-FAULTS = 3  # of the judge itself, one after another, before the loop gives up
+FAULTS = 3  # that are not the kernel's, one after another, before the loop gives up
+WAIT_S = 5.0  # after a fault of git or of a file, before the next attempt
 
 
 @dataclass
@@ -77,13 +78,13 @@ class Workbench:
             began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
         experiments.begin(number, begun)
-        return Trial(number, target, with_agent, home.read_text(encoding="utf-8"))
+        return Trial(number, target, with_agent, keeping.text_of(home))
 
     def carry_out(self, trial: Trial, busy: Collection[str] = ()) -> Experiment:
         """The whole experiment, however it ends; `busy` are targets that other GPUs work on.
 
-        KeyboardInterrupt ends it as interrupted, and goes on. So does InputError, of git or a file of the workspace, without
-        ending it. A fault of the judge ends it too; after FAULTS of them in a row it goes on.
+        KeyboardInterrupt ends it as interrupted, and goes on. A fault of the judge ends it too, and one of git, or of a file of
+        the workspace, is waited out; but after FAULTS of them in a row it goes on.
         """
         try:
             if trial.with_agent:
@@ -96,8 +97,14 @@ class Workbench:
             self._restore(trial)
             self._finish(trial, Outcome.INTERRUPTED, "by the user")
             raise
-        except InputError:
-            raise
+        except InputError as fault:  # the row, if there is one already, decides all the same
+            self._faults += 1
+            if self._faults >= FAULTS:
+                raise
+            cli.note(f"warning: {fault}")
+            time.sleep(WAIT_S)
+            self.recover()
+            ended = next(one for one in self.log.finished() if one.number == trial.number)
         except Exception as fault:  # ours, not the kernel's: an overnight loop goes on with a fresh judge
             self.close()
             self._restore(trial)
@@ -122,14 +129,14 @@ class Workbench:
             cli.note(f"experiment {number} was interrupted: ending it")
             if not begun.trusted and self.repository is not None:
                 clean_up(self.repository, self.kernel, number)
-            trial = Trial(number, targets[begun.target], bool(begun.agent), home.read_text(encoding="utf-8"))
+            trial = Trial(number, targets[begun.target], bool(begun.agent), keeping.text_of(home))
             trial.row = rows.get(number)
             if trial.row is None:
                 self._restore(trial)
                 self._finish(trial, Outcome.INTERRUPTED, "the loop was killed")
                 continue
             trial.edit = Edit(trial.row.description)
-            trial.text = (experiments.folder(number) / "kernel.py").read_text(encoding="utf-8")
+            trial.text = keeping.text_of(experiments.folder(number) / "kernel.py")
             trial.judge_s = trial.row.seconds or 0.0
             self._settle(trial, begun.parent_sha256)
 
@@ -162,7 +169,7 @@ class Workbench:
         return offences
 
     def _end(self, trial: Trial, offences: list[str]) -> Experiment:
-        text = self.kernel.read_text(encoding="utf-8")
+        text = keeping.text_of(self.kernel)
         if text != trial.kept:
             trial.text = text
             self._archive(trial)
@@ -255,7 +262,7 @@ class Workbench:
         """Put the kept version back into kernel.py; what was in its place is in the experiment's folder."""
         if not trial.with_agent:
             return  # kernel.py was not touched
-        there = self.kernel.read_text(encoding="utf-8", errors="replace") if self.kernel.is_file() else ""
+        there = self.kernel.read_bytes().decode(errors="replace") if self.kernel.is_file() else ""
         if there == trial.kept:
             return
         if there and not trial.text:
