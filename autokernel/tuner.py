@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ class Proposal:
     description: str
 
 
+@lru_cache(maxsize=4096)  # a search asks again and again for the same versions
 def tunables(text: str) -> tuple[Tunable, ...]:
     """The tunable constants in the order of the file; InputError names a line that cannot be read."""
     found = []
