@@ -6,7 +6,13 @@ Each program keeps one tile of c in float32 and walks along K, multiplying a til
 are numbered so that those that run together share rows of a and columns of b in the L2 cache. Where c has too few tiles to
 occupy the GPU and K is long, several programs share one tile, each with its part of K; their partial sums go to a workspace
 and a second kernel adds them in a fixed order, so that the result is the same every time.
+
+From Hopper on, half-precision products with tiles enough can take another way (USE_TMA): as many programs as there are
+multiprocessors walk over the tiles, and the copy engine (TMA) fetches blocks by their descriptors. It needs rows that start
+at multiples of 16 bytes; what lies past an edge it reads as zero and does not write.
 """
+
+from functools import cache
 
 import torch
 import triton
@@ -39,6 +45,15 @@ WARPS = None  # tune: [None, 2, 4, 8]
 STAGES = None  # tune: [None, 2, 3, 4, 5, 6]
 PARTS = None  # tune: [None, 1, 2, 3, 4, 6, 8]; programs that share one tile, each with its part of K
 
+# Tiles for the copy engine, likewise. Off, because it is right in Triton's interpreter but was not timed yet.
+USE_TMA = False  # tune: [False, True]
+TILES_TMA = ((128, 256, 64, 8, 4), (128, 128, 64, 4, 4))
+TMA_M = None  # tune: [None, 64, 128, 256]
+TMA_N = None  # tune: [None, 64, 128, 256]
+TMA_K = None  # tune: [None, 32, 64, 128]
+TMA_WARPS = None  # tune: [None, 4, 8]
+TMA_STAGES = None  # tune: [None, 2, 3, 4, 5]
+
 # From so many rows on, a transposed float32 b is copied, so that threads that work on neighbouring columns read neighbouring
 # words of shared memory.
 TURN_FROM = 128
@@ -70,9 +85,8 @@ def _turn(b, turned, K, N, stride_bk, stride_bn, width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _tile_of_program(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Row and column of this program's tile: columns of GROUP_M tiles, one after the other."""
-    program = tl.program_id(0)
+def _tile_of(program, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
+    """Row and column of a program's tile: columns of GROUP_M tiles, one after the other."""
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     group = program // (GROUP_M * tiles_n)
@@ -107,7 +121,7 @@ def _product(
     GROUP_M: tl.constexpr,
 ):
     """One tile of c (M, N), or with SPLIT_K > 1 one tile of partial sums of c (SPLIT_K, M, N), which is then float32."""
-    tile_m, tile_n = _tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
+    tile_m, tile_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     split = tl.program_id(1)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -151,6 +165,57 @@ def _product(
 
 
 @triton.jit
+def _product_tma(
+    a,
+    b,
+    bias,
+    c,
+    M,
+    N,
+    K,
+    stride_a,
+    stride_b,
+    stride_bias,
+    HAS_BIAS: tl.constexpr,
+    B_BY_COLUMNS: tl.constexpr,
+    STORE_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    """Every so many tiles of c (M, N). a has contiguous rows; b has contiguous columns (B_BY_COLUMNS) or contiguous rows."""
+    HALF: tl.constexpr = BLOCK_N // 2
+    a_blocks = tl.make_tensor_descriptor(a, [M, K], [stride_a, 1], [BLOCK_M, BLOCK_K])
+    if B_BY_COLUMNS:
+        b_blocks = tl.make_tensor_descriptor(b, [N, K], [stride_b, 1], [BLOCK_N, BLOCK_K])
+    else:
+        b_blocks = tl.make_tensor_descriptor(b, [K, N], [stride_b, 1], [BLOCK_K, BLOCK_N])
+    if STORE_BLOCKS:
+        c_blocks = tl.make_tensor_descriptor(c, [M, N], [N, 1], [BLOCK_M, HALF])
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    for program in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+        tile_m, tile_n = _tile_of(program, M, N, BLOCK_M, BLOCK_N, GROUP_M)
+        row, column = tile_m * BLOCK_M, tile_n * BLOCK_N
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for k in range(0, K, BLOCK_K):
+            a_values = a_blocks.load([row, k])
+            b_values = b_blocks.load([column, k]).T if B_BY_COLUMNS else b_blocks.load([k, column])
+            total = tl.dot(a_values, b_values, total)
+        columns = column + tl.arange(0, BLOCK_N)
+        if HAS_BIAS:
+            total += tl.load(bias + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        if STORE_BLOCKS:  # in two halves, which leaves room for another stage
+            left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, HALF)), (0, 2, 1)))
+            c_blocks.store([row, column], left.to(c.dtype.element_ty))
+            c_blocks.store([row, column + HALF], right.to(c.dtype.element_ty))
+        else:
+            rows = row + tl.arange(0, BLOCK_M)
+            inside = (rows < M)[:, None] & (columns < N)[None, :]
+            tl.store(c + rows.to(tl.int64)[:, None] * N + columns[None, :], total.to(c.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def _add_parts(parts, bias, c, size, N, stride_bias, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr):
     """c = the sum of parts (SPLIT_K, M, N) over its first dimension, plus bias; `size` is M * N."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -182,9 +247,53 @@ def _choose_tile(M: int, N: int, K: int, dtype: torch.dtype) -> tuple[tuple[int,
     return tile, parts
 
 
+def _choose_tile_tma(a: Tensor, b: Tensor) -> tuple[int, ...] | None:
+    """The largest tile for the copy engine of which there are enough; None where it cannot, or is not worth it."""
+    if not USE_TMA or a.dtype == torch.float32 or a.shape[1] == 0 or not _has_tma(a.device):
+        return None
+    if a.stride(1) != 1 or not (_is_aligned(a, 0) and (_is_aligned(b, 1) if b.stride(0) == 1 else _is_aligned(b, 0))):
+        return None
+    if 1 not in b.stride():
+        return None
+    own = (TMA_M, TMA_N, TMA_K, TMA_WARPS, TMA_STAGES)
+    for usual in TILES_TMA:
+        tile = tuple(mine or size for mine, size in zip(own, usual, strict=True))
+        if triton.cdiv(a.shape[0], tile[0]) * triton.cdiv(b.shape[1], tile[1]) >= ENOUGH_HALF * PROCESSORS:
+            return tile
+    return None
+
+
+@cache
+def _has_tma(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _is_aligned(x: Tensor, dim: int) -> bool:
+    """Whether x starts, and each step along `dim` goes, at a multiple of 16 bytes."""
+    return x.data_ptr() % 16 == 0 and x.stride(dim) * x.element_size() % 16 == 0 and x.stride(dim) > 0
+
+
+def _allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+    """Memory for the descriptors, which the kernel makes."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
 def _is_wide(x: Tensor) -> bool:
     """Whether an offset into `x` may need more than 32 bits."""
     return sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) >= 2**31
+
+
+def _launch_tma(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, tile: tuple[int, ...]) -> Tensor:
+    (M, K), N = a.shape, b.shape[1]
+    BLOCK_M, BLOCK_N, BLOCK_K, warps, stages = tile
+    by_columns = b.stride(0) == 1 and _is_aligned(b, 1)
+    triton.set_allocator(_allocate)
+    _product_tma[(min(PROCESSORS, triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N)),)](
+        a, b, bias, c, M, N, K, a.stride(0), b.stride(1 if by_columns else 0), 0 if bias is None else bias.stride(0),
+        HAS_BIAS=bias is not None, B_BY_COLUMNS=by_columns, STORE_BLOCKS=N % 8 == 0,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, GROUP_M=GROUP_M, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return c
 
 
 def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -204,6 +313,9 @@ def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if c.numel() == 0:
         return c
 
+    tile = _choose_tile_tma(a, b)
+    if tile is not None:
+        return _launch_tma(a, b, bias, c, tile)
     wrap_n = N
     if a.dtype == torch.float32 and M >= TURN_FROM and b.stride(1) != 1:
         wrap_n = triton.cdiv(N, 16) * 16

@@ -283,3 +283,23 @@ def test_starter_takes_any_layout_on_a_gpu(name, layout, dtype):
 def test_long_rows_on_a_gpu(name, shape):
     for dtype in ON_GPU:
         check(name, make_arguments(name, shape, dtype))
+
+
+@pytest.mark.parametrize("by_columns", [True, False], ids=["transposed", "plain"])
+@pytest.mark.parametrize("size", [(96, 200, 64), (130, 264, 136), (257, 37, 72), (128, 512, 128)], ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
+def test_a_product_by_the_copy_engine(size, by_columns, bias, monkeypatch):
+    """The way that matmul takes from Hopper on, run by the interpreter where there is no such GPU."""
+    M, N, K = size
+    function = starter("matmul")
+    scope = function.__globals__
+    monkeypatch.setitem(scope, "USE_TMA", True)
+    monkeypatch.setitem(scope, "ENOUGH_HALF", 0.0)
+    if DEVICE.type == "cpu":
+        monkeypatch.setitem(scope, "_has_tma", lambda device: True)
+    weight = drawn(1, N, K).half()
+    a, b = drawn(2, M, K).half(), weight.T if by_columns else weight.T.contiguous()
+    assert (scope["_choose_tile_tma"](a, b) is None) == (N % 8 != 0 and not by_columns)  # its rows are not aligned
+    added = drawn(3, N).half() if bias else None
+    expected = a.double() @ b.double() + (0 if added is None else added.double())
+    assert torch.allclose(function(a, b, added).double(), expected, rtol=1e-3, atol=2e-2)
