@@ -23,7 +23,7 @@ import filelock
 import msgspec
 import torch
 
-from autokernel import cli, experiments, kernels, results, state
+from autokernel import cli, experiments, hardware, kernels, results, state
 from autokernel.agents import Agent, agent_of
 from autokernel.errors import InputError
 from autokernel.experiments import Experiment, Outcome
@@ -94,6 +94,8 @@ def run(
     else:
         night = msgspec.structs.replace(asked, first=results.next_number())
         state.save(night)
+    if agent.trusted and hardware.device().type == "cpu":
+        cli.note("warning: without a GPU speed is unmeasured, so the tuner tries its versions and can keep none")
     left_s = math.inf if night.hours is None else night.hours * 3600 - night.elapsed_s
     if night.gpus:
         reason = _run_several(night, left_s)

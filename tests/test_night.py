@@ -354,3 +354,12 @@ def test_a_wrong_budget(place: Place, arguments: list[str]) -> None:
     done = place.orchestrate("run", *arguments)
     assert done.returncode == 2
     assert "error: " in done.stderr
+
+
+def test_a_kernel_has_its_own_time_and_no_more(place: Place) -> None:
+    """The first version of each takes longer than a thousandth of a second, so both targets are out of their time at once."""
+    place.plan(rmsnorm(), softmax())
+    done = place.orchestrate("run", "--agent", place.agent("faster\n"), "--per-kernel", "0.000001")
+    assert done.returncode == 0, done.stderr
+    assert [e.outcome for e in place.experiments()] == [Outcome.STARTED, Outcome.STARTED]
+    assert values(done.stdout)["ended"] == "all 2 targets are out of their time"

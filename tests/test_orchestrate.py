@@ -1,6 +1,7 @@
 """orchestrate.py with state files made by hand, and the whole pipeline once."""
 
 import hashlib
+import io
 import re
 import subprocess
 from collections.abc import Callable
@@ -10,10 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 from conftest import Stage
+from rich.console import Console
 from test_report import MACHINE, PROFILED, SITES, SOURCE, VERIFIED
 
 import orchestrate
-from autokernel import kernels, results, state
+from autokernel import cli, kernels, results, state
 from autokernel.errors import InputError
 from autokernel.results import Row, Status
 from autokernel.state import Plan, Target
@@ -206,6 +208,25 @@ def test_status(here: Path, run: Callable[[str], str]) -> None:
     assert list(table) == ["kernel_softmax_2", "kernel_matmul_1"]
     assert table["kernel_matmul_1"][3:] == ["50.0%", "PASS", "2.00x", "2", "250.0", "150.0"]
     assert table["kernel_softmax_2"][3:] == ["20.0%", "not benched", "unmeasured", "0", "200.0", "180.0"]
+
+
+def test_status_can_be_watched(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = make_plan(here, current="kernel_matmul_1")
+    shown = io.StringIO()
+    monkeypatch.setattr(cli, "console", Console(file=shown, force_terminal=True, width=200))
+    waits = iter([lambda: add_result(plan.targets[0], Status.PASS, 2.0)])
+
+    def wait(seconds: float) -> None:
+        change = next(waits, None)
+        if change is None:
+            raise KeyboardInterrupt
+        change()
+
+    monkeypatch.setattr(orchestrate.time, "sleep", wait)
+    with pytest.raises(KeyboardInterrupt):
+        orchestrate.main(["status", "--watch"])
+    first, second = (shown.getvalue().split("targets_passed: ")[number][0] for number in (1, -1))
+    assert (first, second) == ("0", "1")
 
 
 def test_report_says_what_is_missing(here: Path, run: Callable[[str], str]) -> None:
