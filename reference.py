@@ -19,9 +19,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a (M, K) @ b (K, N) + bias (N,) -> (M, N). Any strides; `b` is often the transposed view of an (N, K) weight."""
-    return a @ b if bias is None else torch.addmm(bias, a, b)
+def matmul(a: Tensor, b: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """a (M, K) @ b (K, N) + bias (N,) + residual (M, N) -> (M, N).
+
+    Any strides; `b` is often the transposed view of an (N, K) weight.
+    """
+    product = a @ b if bias is None else torch.addmm(bias, a, b)
+    return product if residual is None else product + residual
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -63,16 +67,18 @@ def fused_mlp(
     b_up: Tensor | None = None,
     b_down: Tensor | None = None,
     activation: str = "silu",
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """act(x w_gate) * (x w_up + b_up) w_down + b_down, or act(x w_up + b_up) w_down + b_down without `w_gate`.
+    """act(x w_gate) * (x w_up + b_up) w_down + b_down, or act(x w_up + b_up) w_down + b_down without `w_gate`; + residual.
 
-    x (M, K), w_up and w_gate (K, H), w_down (H, N), b_up (H,), b_down (N,) -> (M, N). Weights of any stride, as in `matmul`.
+    x (M, K), w_up and w_gate (K, H), w_down (H, N), b_up (H,), b_down (N,), residual (M, N) -> (M, N). Weights and residual
+    of any stride, as in `matmul`.
     `activation` is one of ACTIVATIONS: "silu" with `w_gate` is SwiGLU, "relu2" is ReLU squared.
     """
     act = ACTIVATIONS[activation]
     up = matmul(x, w_up, b_up)
     hidden = act(up) if w_gate is None else act(x @ w_gate) * up
-    return matmul(hidden, w_down, b_down)
+    return matmul(hidden, w_down, b_down, residual)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:

@@ -148,7 +148,10 @@ def site_names(regions: Iterable[Region]) -> dict[Region, str]:
     The second time that an operation occurs in a module `#2` is appended, and so on. "model" is the model itself.
     """
     return numbered(
-        {region: common_path([node_site(node) for node in region.nodes if node.op == "call_function"]) for region in regions}
+        {
+            region: common_path([node_site(n) for n in region.named_by or region.nodes if n.op == "call_function"])
+            for region in regions
+        }
     )
 
 

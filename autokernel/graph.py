@@ -18,6 +18,7 @@ aten = torch.ops.aten
 _NOTES = {aten._assert_tensor_metadata.default}
 _IDENTITIES = {aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
 _CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
+_VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 _POINTWISE = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.add.Scalar, aten.mul.Scalar),
     *(aten.pow.Tensor_Scalar, aten.square.default, aten.neg.default, aten.exp.default, aten.tanh.default, aten.erf.default),
@@ -47,6 +48,8 @@ class Region:
     bind: Callable[..., dict[str, Any]]
     # What kernel_fn returns -> the value of `output`.
     finish: Callable[[Any], Any] = _unchanged
+    # Those of `nodes` whose module names the place; empty: all of them.
+    named_by: tuple[fx.Node, ...] = ()
 
 
 def calls(graph_module: fx.GraphModule, *targets: Any) -> Iterator[fx.Node]:
@@ -105,6 +108,34 @@ def closed(nodes: Iterable[fx.Node], output: fx.Node) -> tuple[fx.Node, ...] | N
         if node is not output and any(user not in inside for user in node.users):
             return None
     return tuple(node for node in output.graph.nodes if node in inside)
+
+
+def with_residual(region: Region) -> Region | None:
+    """The region and the addition to its value that follows, whose other addend is the argument `residual` (M, N).
+
+    None where the value has another use, or the addend another form. Views in between leave the last dimension as it is.
+    """
+    node, path = region.output, []
+    while not is_call(node, aten.add.Tensor):
+        if len(users(node)) != 1:
+            return None
+        before, node = node, users(node)[0]
+        path.append(node)
+        if not is_call(node, aten.add.Tensor, *_VIEWS) or value(node).shape[-1:] != value(before).shape[-1:]:
+            return None
+    addends = [argument for argument in node.args if argument is not before]
+    forms = {(value(n).shape, value(n).dtype) for n in (before, node, *addends) if is_tensor(n)}
+    nodes = closed((*region.nodes, *path), node)
+    if len(addends) != 1 or not is_tensor(addends[0]) or len(forms) > 1 or node.kwargs.get("alpha", 1) != 1 or nodes is None:
+        return None
+    shape = tuple(value(node).shape)
+
+    def bind(*values: Any) -> dict[str, Any]:
+        *rest, addend = values
+        return {**region.bind(*rest), "residual": addend.reshape(-1, addend.shape[-1])}
+
+    inputs: tuple[Any, ...] = (*region.inputs, addends[0])
+    return Region(region.operation, node, nodes, inputs, bind, lambda result: result.view(shape), region.nodes)
 
 
 def closed_part(nodes: Iterable[fx.Node], output: fx.Node) -> tuple[fx.Node, ...]:

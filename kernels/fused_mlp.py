@@ -1,7 +1,7 @@
 """A transformer's feed-forward block in Triton, in two kernels.
 
     h = act(x w_gate) * (x w_up + b_up), or act(x w_up + b_up) without w_gate
-    y = h w_down + b_down
+    y = h w_down + b_down + residual
 
 The first kernel computes the tiles of x w_gate and x w_up together, so that x is read once for both, applies bias, activation
 and product to the float32 sums, and writes h (M, H) once, in the dtype of x. The second is a matrix product. Where y has too
@@ -175,28 +175,14 @@ def _hidden(
 
 @triton.jit
 def _product(
-    a,
-    b,
-    bias,
-    c,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_bias,
-    HAS_BIAS: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    WIDE: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
-    """One tile of c (M, N), or with SPLIT_K > 1 one tile of partial sums of c (SPLIT_K, M, N), which is then float32."""
+    a, b, bias, residual, c, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_bias, stride_rm, stride_rn,
+    ADDS: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """One tile of c (M, N), or with SPLIT_K > 1 one tile of partial sums of c (SPLIT_K, M, N), which is then float32.
+
+    Without ADDS neither bias nor residual is added here, whether there is one or not.
+    """
     tile_m, tile_n = _tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP_M)
     split = tl.program_id(1)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -232,23 +218,31 @@ def _product(
         a += step_a
         b += step_b
 
-    if HAS_BIAS:
-        total += tl.load(bias + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     c_tile = c + (split.to(tl.int64) * M + rows)[:, None] * N + columns[None, :]
     inside = (rows < M)[:, None] & (columns < N)[None, :]
+    if ADDS and bias is not None:
+        total += tl.load(bias + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    if ADDS and residual is not None:
+        place = rows.to(tl.int64)[:, None] * stride_rm + columns.to(tl.int64)[None, :] * stride_rn
+        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(c_tile, total.to(c.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _add_parts(parts, bias, c, size, N, stride_bias, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr):
-    """c = the sum of parts (SPLIT_K, M, N) over its first dimension, plus bias; `size` is M * N."""
+def _add_parts(
+    parts, bias, residual, c, size, N, stride_bias, stride_rm, stride_rn, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """c = the sum of parts (SPLIT_K, M, N) over its first dimension, plus bias and residual; `size` is M * N."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < size
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for part in tl.static_range(SPLIT_K):
         total += tl.load(parts + part * size + offsets, mask=inside, other=0.0)
-    if HAS_BIAS:
+    if bias is not None:
         total += tl.load(bias + (offsets % N) * stride_bias, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        place = offsets // N * stride_rm + offsets % N * stride_rn
+        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(c + offsets, total.to(c.dtype.element_ty), mask=inside)
 
 
@@ -283,11 +277,12 @@ def _is_wide(*tensors: Tensor) -> bool:
     return any(sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) >= 2**31 for x in tensors)
 
 
-def _check(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, b_up: Tensor | None, b_down: Tensor | None) -> None:
+def _check(x: Tensor, w_up: Tensor, w_down: Tensor, *optional: Tensor | None) -> None:
     """TypeError or ValueError unless the arguments fit together."""
-    given = [y for y in (x, w_up, w_down, w_gate, b_up, b_down) if y is not None]
+    w_gate, b_up, b_down, residual = optional
+    given = [y for y in (x, w_up, w_down, *optional) if y is not None]
     if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or any(y.dtype != x.dtype for y in given):
-        raise TypeError("x, the weights and the biases must share one dtype: float16, bfloat16 or float32")
+        raise TypeError("x, the weights, the biases and the residual must share one dtype: float16, bfloat16 or float32")
     if x.dim() != 2 or w_up.dim() != 2 or w_down.dim() != 2 or x.shape[1] != w_up.shape[0] or w_up.shape[1] != w_down.shape[0]:
         shapes = ", ".join(str(tuple(y.shape)) for y in (x, w_up, w_down))
         raise ValueError(f"x must be (M, K), w_up (K, H) and w_down (H, N), not {shapes}")
@@ -295,6 +290,8 @@ def _check(x: Tensor, w_up: Tensor, w_down: Tensor, w_gate: Tensor | None, b_up:
         raise ValueError(f"w_gate must have the shape of w_up, {tuple(w_up.shape)}, not {tuple(w_gate.shape)}")
     if b_up is not None and b_up.shape != w_up.shape[1:]:
         raise ValueError(f"b_up must be {tuple(w_up.shape[1:])}, not {tuple(b_up.shape)}")
+    if residual is not None and residual.shape != (x.shape[0], w_down.shape[1]):
+        raise ValueError(f"residual must be ({x.shape[0]}, {w_down.shape[1]}), not {tuple(residual.shape)}")
     if b_down is not None and b_down.shape != w_down.shape[1:]:
         raise ValueError(f"b_down must be {tuple(w_down.shape[1:])}, not {tuple(b_down.shape)}")
 
@@ -333,8 +330,8 @@ def _up(x: Tensor, w_up: Tensor, w_gate: Tensor | None, b_up: Tensor | None, act
     return hidden
 
 
-def _down(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """The second kernel, and the third if the sum is shared out: a (M, K) @ b (K, N) + bias (N,)."""
+def _down(a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
+    """The second kernel, and the third if the sum is shared out: a (M, K) @ b (K, N) + bias (N,) + residual (M, N)."""
     (M, K), N = a.shape, b.shape[1]
     b = _readable(b, M)
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
@@ -348,16 +345,16 @@ def _down(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         parts = max(1, min(PARTS, triton.cdiv(K, BLOCK_K)))
     split = parts > 1
     target = torch.empty((parts, M, N), dtype=torch.float32, device=a.device) if split else c
-    stride_bias = 0 if bias is None else bias.stride(0)
+    steps = (0 if bias is None else bias.stride(0), *((0, 0) if residual is None else residual.stride()))
     _product[(triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N), parts)](
-        a, b, bias, target, M, N, K, *a.stride(), *b.stride(), stride_bias,
-        HAS_BIAS=bias is not None and not split, EVEN_K=K % BLOCK_K == 0, WIDE=_is_wide(a, b), SPLIT_K=parts,
+        a, b, bias, residual, target, M, N, K, *a.stride(), *b.stride(), *steps,
+        ADDS=not split, EVEN_K=K % BLOCK_K == 0, WIDE=_is_wide(a, b), SPLIT_K=parts,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, GROUP_M=GROUP_M, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     if split:
         _add_parts[(triton.cdiv(M * N, BLOCK_SUM),)](
-            target, bias, c, M * N, N, stride_bias, HAS_BIAS=bias is not None, SPLIT_K=parts, BLOCK=BLOCK_SUM
-        )
+            target, bias, residual, c, M * N, N, *steps, SPLIT_K=parts, BLOCK=BLOCK_SUM
+        )  # fmt: skip
     return c
 
 
@@ -369,17 +366,18 @@ def kernel_fn(
     b_up: Tensor | None = None,
     b_down: Tensor | None = None,
     activation: str = "silu",
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """x (M, K), w_up and w_gate (K, H), w_down (H, N), b_up (H,), b_down (N,) -> (M, N), contiguous, in the dtype of x.
+    """x (M, K), w_up and w_gate (K, H), w_down (H, N), b_up (H,), b_down (N,), residual (M, N) -> (M, N), contiguous, as x.
 
     All of one dtype, float16, bfloat16 or float32, with any strides; sizes may be 0. Sums and the activation are float32, and
     float32 inputs are multiplied in IEEE float32. TypeError for other or mixed dtypes; ValueError for shapes that do not fit
     and for an activation that is not one of ACTIVATIONS.
     """
-    _check(x, w_up, w_down, w_gate, b_up, b_down)
+    _check(x, w_up, w_down, w_gate, b_up, b_down, residual)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, not {activation!r}")
     M, N = x.shape[0], w_down.shape[1]
     if M == 0 or N == 0:
         return torch.empty((M, N), dtype=x.dtype, device=x.device)
-    return _down(_up(x, w_up, w_gate, b_up, activation), w_down, b_down)
+    return _down(_up(x, w_up, w_gate, b_up, activation), w_down, b_down, residual)

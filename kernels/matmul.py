@@ -1,6 +1,6 @@
-"""Matrix product in Triton: c = a b + bias.
+"""Matrix product in Triton: c = a b + bias + residual.
 
-    c[m, n] = sum over k of a[m, k] b[k, n], plus bias[n]
+    c[m, n] = sum over k of a[m, k] b[k, n], plus bias[n], plus residual[m, n]
 
 Each program keeps one tile of c in float32 and walks along K, multiplying a tile of a by a tile of b at each step. Programs
 are numbered so that those that run together share rows of a and columns of b in the L2 cache. Where c has too few tiles to
@@ -97,30 +97,28 @@ def _tile_of(program, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_
 
 
 @triton.jit
+def _with_addends(total, bias, residual, rows, columns, M, N, stride_bias, stride_rm, stride_rn):
+    """total plus the bias of its columns and the residual at its place, either of which may be missing."""
+    if bias is not None:
+        total += tl.load(bias + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    if residual is not None:
+        place = rows.to(tl.int64)[:, None] * stride_rm + columns.to(tl.int64)[None, :] * stride_rn
+        inside = (rows < M)[:, None] & (columns < N)[None, :]
+        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
 def _product(
-    a,
-    b,
-    bias,
-    c,
-    M,
-    N,
-    K,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    stride_bias,
-    wrap_n,
-    HAS_BIAS: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    WIDE: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
-    """One tile of c (M, N), or with SPLIT_K > 1 one tile of partial sums of c (SPLIT_K, M, N), which is then float32."""
+    a, b, bias, residual, c, M, N, K,
+    stride_am, stride_ak, stride_bk, stride_bn, stride_bias, stride_rm, stride_rn, wrap_n,
+    ADDS: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr, SPLIT_K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
+    """One tile of c (M, N), or with SPLIT_K > 1 one tile of partial sums of c (SPLIT_K, M, N), which is then float32.
+
+    Without ADDS neither bias nor residual is added here, whether there is one or not.
+    """
     tile_m, tile_n = _tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP_M)
     split = tl.program_id(1)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -157,33 +155,19 @@ def _product(
         a += step_a
         b += step_b
 
-    if HAS_BIAS:
-        total += tl.load(bias + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     c_tile = c + (split.to(tl.int64) * M + rows)[:, None] * N + columns[None, :]
     inside = (rows < M)[:, None] & (columns < N)[None, :]
+    if ADDS:
+        total = _with_addends(total, bias, residual, rows, columns, M, N, stride_bias, stride_rm, stride_rn)
     tl.store(c_tile, total.to(c.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _product_tma(
-    a,
-    b,
-    bias,
-    c,
-    M,
-    N,
-    K,
-    stride_a,
-    stride_b,
-    stride_bias,
-    HAS_BIAS: tl.constexpr,
-    B_BY_COLUMNS: tl.constexpr,
-    STORE_BLOCKS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-):
+    a, b, bias, residual, c, M, N, K, stride_a, stride_b, stride_bias, stride_rm, stride_rn,
+    B_BY_COLUMNS: tl.constexpr, STORE_BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+):  # fmt: skip
     """Every so many tiles of c (M, N). a has contiguous rows; b has contiguous columns (B_BY_COLUMNS) or contiguous rows."""
     HALF: tl.constexpr = BLOCK_N // 2
     a_blocks = tl.make_tensor_descriptor(a, [M, K], [stride_a, 1], [BLOCK_M, BLOCK_K])
@@ -202,29 +186,32 @@ def _product_tma(
             a_values = a_blocks.load([row, k])
             b_values = b_blocks.load([column, k]).T if B_BY_COLUMNS else b_blocks.load([k, column])
             total = tl.dot(a_values, b_values, total)
-        columns = column + tl.arange(0, BLOCK_N)
-        if HAS_BIAS:
-            total += tl.load(bias + columns * stride_bias, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        rows, columns = row + tl.arange(0, BLOCK_M), column + tl.arange(0, BLOCK_N)
+        total = _with_addends(total, bias, residual, rows, columns, M, N, stride_bias, stride_rm, stride_rn)
         if STORE_BLOCKS:  # in two halves, which leaves room for another stage
             left, right = tl.split(tl.permute(tl.reshape(total, (BLOCK_M, 2, HALF)), (0, 2, 1)))
             c_blocks.store([row, column], left.to(c.dtype.element_ty))
             c_blocks.store([row, column + HALF], right.to(c.dtype.element_ty))
         else:
-            rows = row + tl.arange(0, BLOCK_M)
             inside = (rows < M)[:, None] & (columns < N)[None, :]
             tl.store(c + rows.to(tl.int64)[:, None] * N + columns[None, :], total.to(c.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _add_parts(parts, bias, c, size, N, stride_bias, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr):
-    """c = the sum of parts (SPLIT_K, M, N) over its first dimension, plus bias; `size` is M * N."""
+def _add_parts(
+    parts, bias, residual, c, size, N, stride_bias, stride_rm, stride_rn, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """c = the sum of parts (SPLIT_K, M, N) over its first dimension, plus bias and residual; `size` is M * N."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < size
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for part in tl.static_range(SPLIT_K):
         total += tl.load(parts + part * size + offsets, mask=inside, other=0.0)
-    if HAS_BIAS:
+    if bias is not None:
         total += tl.load(bias + (offsets % N) * stride_bias, mask=inside, other=0.0).to(tl.float32)
+    if residual is not None:
+        place = offsets // N * stride_rm + offsets % N * stride_rn
+        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(c + offsets, total.to(c.dtype.element_ty), mask=inside)
 
 
@@ -283,39 +270,47 @@ def _is_wide(x: Tensor) -> bool:
     return sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) >= 2**31
 
 
-def _launch_tma(a: Tensor, b: Tensor, bias: Tensor | None, c: Tensor, tile: tuple[int, ...]) -> Tensor:
+def _launch_tma(
+    a: Tensor, b: Tensor, bias: Tensor | None, residual: Tensor | None, c: Tensor, tile: tuple[int, ...]
+) -> Tensor:  # fmt: skip
     (M, K), N = a.shape, b.shape[1]
     BLOCK_M, BLOCK_N, BLOCK_K, warps, stages = tile
     by_columns = b.stride(0) == 1 and _is_aligned(b, 1)
     triton.set_allocator(_allocate)
     _product_tma[(min(PROCESSORS, triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N)),)](
-        a, b, bias, c, M, N, K, a.stride(0), b.stride(1 if by_columns else 0), 0 if bias is None else bias.stride(0),
-        HAS_BIAS=bias is not None, B_BY_COLUMNS=by_columns, STORE_BLOCKS=N % 8 == 0,
+        a, b, bias, residual, c, M, N, K, a.stride(0), b.stride(1 if by_columns else 0), *_steps(bias, residual),
+        B_BY_COLUMNS=by_columns, STORE_BLOCKS=N % 8 == 0,
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, GROUP_M=GROUP_M, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return c
 
 
-def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a (M, K) @ b (K, N) + bias (N,) -> (M, N), contiguous, in the dtype of a.
+def _steps(bias: Tensor | None, residual: Tensor | None) -> tuple[int, int, int]:
+    return (0 if bias is None else bias.stride(0), *((0, 0) if residual is None else residual.stride()))
+
+
+def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """a (M, K) @ b (K, N) + bias (N,) + residual (M, N) -> (M, N), contiguous, in the dtype of a.
 
     All of one dtype, float16, bfloat16 or float32, with any strides; sizes may be 0. Sums are float32, and float32 inputs are
     multiplied in IEEE float32. TypeError for other or mixed dtypes, ValueError for shapes that do not fit.
     """
-    if a.dtype not in DTYPES or b.dtype != a.dtype or (bias is not None and bias.dtype != a.dtype):
-        raise TypeError("a, b and bias must share one dtype: float16, bfloat16 or float32")
+    if a.dtype not in DTYPES or any(x is not None and x.dtype != a.dtype for x in (b, bias, residual)):
+        raise TypeError("a, b, bias and residual must share one dtype: float16, bfloat16 or float32")
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
         raise ValueError(f"a must be (M, K) and b (K, N), not {tuple(a.shape)} and {tuple(b.shape)}")
     (M, K), N = a.shape, b.shape[1]
     if bias is not None and bias.shape != (N,):
         raise ValueError(f"bias must be ({N},), not {tuple(bias.shape)}")
+    if residual is not None and residual.shape != (M, N):
+        raise ValueError(f"residual must be ({M}, {N}), not {tuple(residual.shape)}")
     c = torch.empty((M, N), dtype=a.dtype, device=a.device)
     if c.numel() == 0:
         return c
 
     tile = _choose_tile_tma(a, b)
     if tile is not None:
-        return _launch_tma(a, b, bias, c, tile)
+        return _launch_tma(a, b, bias, residual, c, tile)
     wrap_n = N
     if a.dtype == torch.float32 and M >= TURN_FROM and b.stride(1) != 1:
         wrap_n = triton.cdiv(N, 16) * 16
@@ -323,34 +318,15 @@ def kernel_fn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         _turn[(triton.cdiv(K, BLOCK_TURN), triton.cdiv(N, BLOCK_TURN))](b, turned, K, N, *b.stride(), wrap_n, BLOCK=BLOCK_TURN)
         b = turned[:, :N]
     (BLOCK_M, BLOCK_N, BLOCK_K, warps, stages), parts = _choose_tile(M, N, K, a.dtype)
-    split = parts > 1
+    split, steps = parts > 1, _steps(bias, residual)
     target = torch.empty((parts, M, N), dtype=torch.float32, device=a.device) if split else c
-    stride_bias = 0 if bias is None else bias.stride(0)
     _product[(triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N), parts)](
-        a,
-        b,
-        bias,
-        target,
-        M,
-        N,
-        K,
-        *a.stride(),
-        *b.stride(),
-        stride_bias,
-        wrap_n,
-        HAS_BIAS=bias is not None and not split,
-        EVEN_K=K % BLOCK_K == 0,
-        WIDE=_is_wide(a) or _is_wide(b),
-        SPLIT_K=parts,
-        BLOCK_M=BLOCK_M,
-        BLOCK_N=BLOCK_N,
-        BLOCK_K=BLOCK_K,
-        GROUP_M=GROUP_M,
-        num_warps=warps,
-        num_stages=stages,
-    )
+        a, b, bias, residual, target, M, N, K, *a.stride(), *b.stride(), *steps, wrap_n,
+        ADDS=not split, EVEN_K=K % BLOCK_K == 0, WIDE=_is_wide(a) or _is_wide(b), SPLIT_K=parts,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, GROUP_M=GROUP_M, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
     if split:
         _add_parts[(triton.cdiv(M * N, BLOCK_SUM),)](
-            target, bias, c, M * N, N, stride_bias, HAS_BIAS=bias is not None, SPLIT_K=parts, BLOCK=BLOCK_SUM
-        )
+            target, bias, residual, c, M * N, N, *steps, SPLIT_K=parts, BLOCK=BLOCK_SUM
+        )  # fmt: skip
     return c

@@ -105,5 +105,6 @@ def test_the_starters_keep_the_output(name: str) -> None:
     right = output_tensors(exact(**wide))
     ours = relative_error(output_tensors(substitution.module(**inputs)), right)
     theirs = relative_error(output_tensors(model(**inputs)), right)
-    assert ours <= 1.25 * theirs
+    # an output of two numbers, as ViT's, may by chance be nearer to the exact one than its dtype lets any other be
+    assert ours <= max(1.25 * theirs, torch.finfo(torch.float16).eps)
     substitution.check_called()

@@ -301,5 +301,39 @@ def test_a_product_by_the_copy_engine(size, by_columns, bias, monkeypatch):
     a, b = drawn(2, M, K).half(), weight.T if by_columns else weight.T.contiguous()
     assert (scope["_choose_tile_tma"](a, b) is None) == (N % 8 != 0 and not by_columns)  # its rows are not aligned
     added = drawn(3, N).half() if bias else None
+    residual = drawn(4, M, N).half()
     expected = a.double() @ b.double() + (0 if added is None else added.double())
     assert torch.allclose(function(a, b, added).double(), expected, rtol=1e-3, atol=2e-2)
+    assert torch.allclose(function(a, b, added, residual).double(), expected + residual, rtol=1e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["", "strided"])
+@pytest.mark.parametrize("dtype", INTERPRETED, ids=str)
+@pytest.mark.parametrize("size", [(33, 70, 40), (3, 17, 2100), (0, 8, 8)], ids=["", "parts", "empty"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", ""])
+def test_a_residual_is_added_to_a_product(size, bias, dtype, strided):
+    M, N, K = size
+    residual = drawn(4, N, M).T if strided else drawn(4, M, N)
+    shape = {"M": M, "N": N, "K": K, "bias": bias, "transposed": True, "residual": True}
+    arguments = {**make_arguments("matmul", shape, dtype), "residual": residual.to(dtype)}
+    assert ops.get("matmul").describe(arguments) == shape
+    check("matmul", arguments)
+
+
+@pytest.mark.parametrize("dtype", INTERPRETED, ids=str)
+@pytest.mark.parametrize("H", [48, 2100], ids=["", "parts"])
+def test_a_residual_is_added_to_a_feed_forward_block(H, dtype):
+    shape = {**ops.get("fused_mlp").sweep_cpu[1], "M": 3, "H": H, "residual": True}
+    arguments = make_arguments("fused_mlp", shape, dtype)
+    assert ops.get("fused_mlp").describe(arguments) == shape
+    check("fused_mlp", arguments)
+
+
+@pytest.mark.parametrize("name", ["matmul", "fused_mlp"])
+def test_a_residual_that_does_not_fit_is_refused(name):
+    shape = {**ops.get(name).sweep_cpu[0], "residual": True}
+    arguments = make_arguments(name, shape, torch.float16)
+    with pytest.raises(ValueError, match="residual must be"):
+        starter(name)(**{**arguments, "residual": arguments["residual"][1:]})
+    with pytest.raises(TypeError, match="must share one dtype"):
+        starter(name)(**{**arguments, "residual": arguments["residual"].float()})

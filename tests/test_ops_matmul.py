@@ -69,3 +69,56 @@ LEFT_ALONE = {
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_left_alone(name: str) -> None:
     assert find("matmul", Apply(LEFT_ALONE[name]), torch.randn(5, 8)) == []
+
+
+def with_residual(M: int, **changes: bool) -> dict[str, int | bool]:
+    return {**shape(M, **changes), "residual": True}
+
+
+# x is (5, 8) and the other argument (5, 6); what is found is the product alone, and then with the residual
+ADDED = {
+    "after": lambda x, w, b, r: x @ w + r,
+    "before": lambda x, w, b, r: r + x @ w,
+    "twice": lambda x, w, b, r: r + (x @ w + r),
+    "after views": lambda x, w, b, r: (x @ w).view(1, 5, 6).reshape(5, 6) + r,
+    "of another product": lambda x, w, b, r: x @ w + r.sigmoid(),
+}
+NOT_ADDED = {
+    "scaled": lambda x, w, b, r: torch.add(x @ w, r, alpha=2),
+    "broadcast": lambda x, w, b, r: x @ w + r[:1],
+    "a number": lambda x, w, b, r: x @ w + 2.0,
+    "of another dtype": lambda x, w, b, r: x @ w + r.double(),
+    "to itself": lambda x, w, b, r: (lambda y: y + y)(x @ w),
+    "subtracted": lambda x, w, b, r: r - x @ w,
+    "also used otherwise": lambda x, w, b, r: (lambda y: (y + r) * y)(x @ w),
+    "after a view of other rows": lambda x, w, b, r: (x @ w).view(3, 10) + r.view(3, 10),
+}
+
+
+class Adds(Apply):
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:  # type: ignore[override]
+        return self.function(x, self.weight, self.bias, r)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_residual_is_part_of_the_product(name: str) -> None:
+    assert find("matmul", Adds(ADDED[name]), torch.randn(5, 8), torch.randn(5, 6)) == [shape(5), with_residual(5)]
+
+
+@pytest.mark.parametrize("name", NOT_ADDED)
+def test_what_is_added_otherwise_is_not(name: str) -> None:
+    assert find("matmul", Adds(NOT_ADDED[name]), torch.randn(5, 8), torch.randn(5, 6)) == [shape(5)]
+
+
+def test_a_residual_after_a_linear_layer_with_more_dimensions() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.layer(x)
+
+    found = find("matmul", Layer(), torch.randn(2, 5, 8))
+    plain = {"M": 10, "N": 8, "K": 8, "bias": True, "transposed": True}
+    assert found == [plain, {**plain, "residual": True}]

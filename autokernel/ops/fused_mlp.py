@@ -1,4 +1,4 @@
-"""fused_mlp: act(x w_gate) * (x w_up + b_up) w_down + b_down, or the same without the gate."""
+"""fused_mlp: act(x w_gate) * (x w_up + b_up) w_down + b_down + residual, or the same without the gate."""
 
 import math
 import random
@@ -46,6 +46,7 @@ def inputs(shape: Shape, make: InputMaker) -> Arguments:
         "b_up": make.tensor("b_up", H) if shape["b_up"] else None,
         "b_down": make.tensor("b_down", N) if shape["b_down"] else None,
         "activation": shape["activation"],
+        "residual": make.tensor("residual", M, N) if shape.get("residual") else None,
     }
 
 
@@ -53,22 +54,25 @@ def describe(arguments: Arguments) -> Shape:
     (M, K), (H, N) = arguments["x"].shape, arguments["w_down"].shape
     given = {name: arguments.get(name) is not None for name in ("w_gate", "b_up", "b_down")}
     shape = _shape(M, K, H, N, arguments.get("activation", "silu"), given["w_gate"])
-    return {**shape, "b_up": given["b_up"], "b_down": given["b_down"]}
+    shape = {**shape, "b_up": given["b_up"], "b_down": given["b_down"]}
+    # an option that is named where it is asked for
+    return shape if arguments.get("residual") is None else {**shape, "residual": True}
 
 
 def flops(shape: Shape) -> int:
     M, K, H, N = shape["M"], shape["K"], shape["H"], shape["N"]
     # one multiply and one add per element of each product
     products = 2 * M * K * H * (1 + shape["gated"]) + 2 * M * H * N
-    # the activation counts as one for each hidden element, as do the gate's multiply and the biases' adds
-    return products + M * H * (1 + shape["gated"] + shape["b_up"]) + M * N * shape["b_down"]
+    # the activation counts as one for each hidden element, as do the gate's multiply and all adds
+    added = shape["b_down"] + shape.get("residual", False)
+    return products + M * H * (1 + shape["gated"] + shape["b_up"]) + M * N * added
 
 
 def byte_count(shape: Shape, itemsize: int) -> int:
     M, K, H, N = shape["M"], shape["K"], shape["H"], shape["N"]
-    # read x, the weights and the biases, write the output; the hidden values need not leave the chip
+    # read x, the weights, the biases and the residual, write the output; the hidden values need not leave the chip
     weights = K * H * (1 + shape["gated"]) + H * N + H * shape["b_up"] + N * shape["b_down"]
-    return (M * K + weights + M * N) * itemsize
+    return (M * K + weights + M * N * (1 + shape.get("residual", False))) * itemsize
 
 
 def draw(rng: random.Random, small: bool) -> Shape:
@@ -91,7 +95,10 @@ class _Projection:
 
 
 def match(graph_module: fx.GraphModule) -> Sequence[Region]:
-    """A projection of an activated projection, with or without a gate; nothing in between is used elsewhere."""
+    """A projection of an activated projection, with or without a gate, and with or without an added residual.
+
+    Nothing in between is used elsewhere.
+    """
     regions = []
     for node in graph_module.graph.nodes:
         down = _projection(node)
@@ -102,7 +109,7 @@ def match(graph_module: fx.GraphModule) -> Sequence[Region]:
         region = _gated(down, hidden, path) or _plain(down, hidden, path)
         if region is not None:
             regions.append(region)
-    return regions
+    return [*regions, *filter(None, map(graph.with_residual, regions))]
 
 
 def _plain(down: _Projection, hidden: Any, path: list[fx.Node]) -> Region | None:

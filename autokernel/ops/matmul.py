@@ -1,4 +1,4 @@
-"""matmul: a (M, K) @ b (K, N) + bias (N,)."""
+"""matmul: a (M, K) @ b (K, N) + bias (N,) + residual (M, N)."""
 
 import random
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from autokernel.inputs import InputMaker
 from autokernel.ops import Arguments, Operation, Shape
 
 
-def _shape(M: int, N: int, K: int, bias: bool = False, transposed: bool = True) -> Shape:
-    return {"M": M, "N": N, "K": K, "bias": bias, "transposed": transposed}
+def _shape(M: int, N: int, K: int, bias: bool = False, transposed: bool = True, residual: bool = False) -> Shape:
+    shape = {"M": M, "N": N, "K": K, "bias": bias, "transposed": transposed}
+    return {**shape, "residual": True} if residual else shape  # an option that is named where it is asked for
 
 
 def inputs(shape: Shape, make: InputMaker) -> Arguments:
@@ -22,6 +23,7 @@ def inputs(shape: Shape, make: InputMaker) -> Arguments:
         # scaled as a trained layer's weights are, so that the outputs are of order one
         "b": make.tensor("b", K, N, scale=max(K, 1) ** -0.5, transposed=shape["transposed"]),
         "bias": make.tensor("bias", N) if shape["bias"] else None,
+        "residual": make.tensor("residual", M, N) if shape.get("residual") else None,
     }
 
 
@@ -29,19 +31,20 @@ def describe(arguments: Arguments) -> Shape:
     a, b = arguments["a"], arguments["b"]
     (M, K), N = a.shape, b.shape[1]
     transposed = b.stride(0) == 1 and b.stride(1) != 1
-    return _shape(M, N, K, arguments.get("bias") is not None, transposed)
+    given = [arguments.get(name) is not None for name in ("bias", "residual")]
+    return _shape(M, N, K, given[0], transposed, given[1])
 
 
 def flops(shape: Shape) -> int:
     M, N, K = shape["M"], shape["N"], shape["K"]
-    # one multiply and one add per product, one add per output for the bias
-    return 2 * M * N * K + (M * N if shape["bias"] else 0)
+    # one multiply and one add per product, one add per output for the bias and one for the residual
+    return 2 * M * N * K + M * N * (shape["bias"] + shape.get("residual", False))
 
 
 def byte_count(shape: Shape, itemsize: int) -> int:
     M, N, K = shape["M"], shape["N"], shape["K"]
-    # read a, b and bias, write the product
-    return (M * K + K * N + M * N + (N if shape["bias"] else 0)) * itemsize
+    # read a, b, bias and residual, write the product
+    return (M * K + K * N + M * N * (1 + shape.get("residual", False)) + N * shape["bias"]) * itemsize
 
 
 def draw(rng: random.Random, small: bool) -> Shape:
@@ -51,7 +54,7 @@ def draw(rng: random.Random, small: bool) -> Shape:
 
 
 def match(graph_module: fx.GraphModule) -> Sequence[Region]:
-    """Linear layers, and products of two matrices with or without an added bias."""
+    """Linear layers, and products of two matrices with or without an added bias; each also with an added residual."""
     regions = []
     for node in graph.calls(graph_module, aten.linear.default):
         x, weight, bias = (graph.argument(node, i, name) for i, name in enumerate(("input", "weight", "bias")))
@@ -65,7 +68,7 @@ def match(graph_module: fx.GraphModule) -> Sequence[Region]:
         plain = graph.argument(node, 3, "beta", 1) == 1 and graph.argument(node, 4, "alpha", 1) == 1
         if plain and graph.value(bias).dim() == 1 and graph.value(bias).shape[0] == graph.value(weight).shape[1]:
             regions.append(_linear(node, x, weight, bias, weight_is_transposed=False))
-    return regions
+    return [*regions, *filter(None, map(graph.with_residual, regions))]
 
 
 def _linear(node: fx.Node, x: fx.Node, weight: fx.Node, bias: fx.Node | None, weight_is_transposed: bool) -> Region:

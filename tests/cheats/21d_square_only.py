@@ -22,7 +22,7 @@ def tiles(a, b, bias, c, M, N, K, a_m, a_k, b_k, b_n, BLOCK: tl.constexpr, STEP:
     tl.store(c + m * N + n, total.to(c.dtype.element_ty), mask=(m < M) & (n < N))
 
 
-def kernel_fn(a, b, bias=None):
+def kernel_fn(a, b, bias=None, residual=None):
     (M, K), N = a.shape, b.shape[1]
     c = torch.zeros((M, N), dtype=a.dtype, device=a.device)
     if c.numel():
