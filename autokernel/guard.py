@@ -2,7 +2,8 @@
 
 Before the agent starts, what it could spoil is noted; afterwards whatever it changed is saved in the experiment's folder, put
 back and named. Files that git ignores are compared where the loop depends on them: results.tsv, the state files and the kept
-versions of the targets in workspace/. What it does outside of the project is between the user and the agent.
+versions of the targets in workspace/; and bytecode that was written meanwhile is removed, for Python would run it in place of
+the judge's own text. What an agent does elsewhere (.venv is elsewhere) is between it and its user.
 """
 
 import shutil
@@ -24,6 +25,7 @@ class Watch:
         self._position = repository.position()
         self._results = results.content()
         self._files = {path: path.read_bytes() for path in self._watched()}
+        self._bytecode = _bytecode()
 
     def offences(self, number: int) -> list[str]:
         """What experiment `number` changed, by name; all of it is back as it was, and what it was changed to is in its folder.
@@ -32,10 +34,9 @@ class Watch:
         """
         refused = experiments.folder(number) / "refused"
         self._repository.put_back(self._position, f"refs/autokernel/experiment-{number}")
-        named = [name for name in self._repository.changed() if name != self._kernel.name]
-        for name in named:
-            _save(self._repository.root / name, refused / name)
-        self._repository.restore(named)
+        for path in _bytecode() - self._bytecode:
+            path[0].unlink(missing_ok=True)
+        named = put_back(self._repository, self._kernel, refused)
         if why := _no_text(self._kernel):
             _save(self._kernel, refused / self._kernel.name)
             self._repository.restore([self._kernel.name])
@@ -70,10 +71,24 @@ class Watch:
 
 def clean_up(repository: Repository, kernel: Path, number: int) -> None:
     """Put back what the agent of experiment `number`, which was killed with the loop, had changed besides kernel.py."""
-    named = [name for name in repository.changed() if name != kernel.name]
-    for name in named:
-        _save(repository.root / name, experiments.folder(number) / "refused" / name)
-    repository.restore(named)
+    put_back(repository, kernel, experiments.folder(number) / "refused")
+
+
+def put_back(repository: Repository, kernel: Path, refused: Path) -> list[str]:
+    """Have everything but kernel.py as it is in HEAD; what was changed is named, and what it was changed to is in `refused`."""
+    named: list[str] = []
+    while found := [name for name in repository.changed() if name not in (kernel.name, *named)]:
+        for name in found:
+            _save(repository.root / name, refused / name)
+        repository.restore(found)
+        named += found  # what a changed .gitignore had hidden shows now
+    return named
+
+
+def _bytecode() -> set[tuple[Path, int]]:
+    """The compiled files of the project's own modules, with when each was last changed in any way."""
+    folders = [state.ROOT, *(state.ROOT / name for name in ("autokernel", "autokernel/judge", "autokernel/ops", "models"))]
+    return {(path, path.stat().st_ctime_ns) for folder in folders for path in folder.glob("__pycache__/*.pyc")}
 
 
 def _no_text(path: Path) -> str:

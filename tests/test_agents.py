@@ -180,6 +180,31 @@ def test_everything_else_is_put_back_and_kept_for_people_to_see(task: Task, repo
     assert (refused / "workspace" / "plan.json").read_text() == "{}"
 
 
+def test_nothing_hides_behind_a_changed_gitignore(task: Task, repository: Repository) -> None:
+    root = task.kernel.parent
+    watch = guard.Watch(repository, task.kernel)
+    with (root / ".gitignore").open("a") as file:
+        file.write("hidden\n.gitignore\n")
+    (root / "hidden").write_text("new")
+    assert watch.offences(task.number) == [".gitignore", "hidden"]
+    assert not (root / "hidden").exists()
+
+
+def test_bytecode_that_an_agent_left_is_not_run(task: Task, repository: Repository) -> None:
+    cache = task.kernel.parent / "autokernel" / "judge" / "__pycache__"
+    cache.mkdir(parents=True)
+    for name in ("mine.pyc", "changed.pyc"):
+        (cache / name).write_bytes(b"before")
+    (task.kernel.parent / ".git" / "info" / "exclude").write_text("__pycache__/\n")
+    watch = guard.Watch(repository, task.kernel)
+    times = (cache / "changed.pyc").stat()
+    (cache / "changed.pyc").write_bytes(b"other!")
+    os.utime(cache / "changed.pyc", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (cache / "new.pyc").write_bytes(b"new")
+    assert watch.offences(task.number) == []
+    assert [path.name for path in cache.iterdir()] == ["mine.pyc"]
+
+
 def test_rows_of_another_gpu_stay_and_forged_ones_go(task: Task, repository: Repository) -> None:
     results.append(row(experiment=7))
     watch = guard.Watch(repository, task.kernel, busy={"kernel_softmax_2"})
